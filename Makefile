@@ -1,0 +1,86 @@
+# shoal: `make run` trains the default arm, `make test` passes the tests. `make help` lists the rest.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+
+VENV       ?= .venv
+PYTHON     ?= python3
+# Python 3.8 of the actors that Isaac Gym needs; the tests say so when it is not there.
+PYTHON38   ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.8.*/bin/python) $(shell command -v python3.8))
+# The CPU build of torch: a tenth of the size of the CUDA build that Linux gets by default. For a GPU:
+# make run TORCH_SPEC=torch TORCH_INDEX=
+TORCH_SPEC  ?= torch==2.13.0
+TORCH_INDEX ?= --extra-index-url https://download.pytorch.org/whl/cpu
+RUN_FILE   ?= configs/arm_reach.toml
+ARGS       ?=
+BIN        := $(VENV)/bin
+
+.PHONY: help
+help:  ## list the targets
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+# --- set-up ----------------------------------------------------------------------------------------------------------
+.PHONY: install
+install: $(VENV)/.installed  ## make the venv and install everything into it (once)
+
+$(VENV)/.installed: pyproject.toml deploy/make/check_python.sh
+	@bash deploy/make/check_python.sh "$(PYTHON)"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade-strategy only-if-needed "$(TORCH_SPEC)" $(TORCH_INDEX)
+	$(BIN)/pip install --quiet -e ".[replay,learner,sim,report,dev]"
+	@touch $@
+
+# --- use -------------------------------------------------------------------------------------------------------------
+.PHONY: run
+run: install  ## train the default arm on this machine; RUN_FILE=… and ARGS="--run.seed 2" choose another
+	@$(BIN)/shoal up $(RUN_FILE) $(ARGS)
+
+# --- tests -----------------------------------------------------------------------------------------------------------
+.PHONY: test
+test: install  ## unit and integration tests
+	$(BIN)/python -m pytest -m "not e2e" $(ARGS)
+
+.PHONY: e2e
+e2e: install  ## real processes: training runs, kill -9 of each service
+	$(BIN)/python -m pytest -m e2e tests/e2e $(ARGS)
+
+.PHONY: test38
+test38:  ## the 3.8 job: common and actor without torch, in a venv of Python 3.8
+	bash deploy/make/test38.sh "$(PYTHON38)"
+
+.PHONY: test-replay
+test-replay:  ## the replay in a venv without torch
+	bash deploy/make/test_replay.sh "$(PYTHON)"
+
+# --- checks ----------------------------------------------------------------------------------------------------------
+.PHONY: check
+check: install lint types contracts proto-check  ## format, lint, types, contracts, generated code
+
+.PHONY: lint
+lint: install
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+.PHONY: types
+types: install
+	$(BIN)/mypy
+
+.PHONY: contracts
+contracts: install
+	$(BIN)/lint-imports
+
+.PHONY: format
+format: install  ## format the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+.PHONY: proto
+proto:  ## regenerate the code of proto/
+	bash deploy/make/proto.sh proto "$(PYTHON)"
+
+.PHONY: proto-check
+proto-check:  ## fail if the generated code is not that of proto/
+	bash deploy/make/proto_check.sh "$(PYTHON)"
+
+.PHONY: clean
+clean:  ## remove venvs and caches; runs/ stays
+	rm -rf $(VENV) .venv-* .cache build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

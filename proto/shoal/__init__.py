@@ -1,0 +1,1 @@
+"""Generated code of shoal's contracts."""

@@ -1,0 +1,1 @@
+"""Version 1 of shoal's contracts; regenerate with `make proto`."""

@@ -1,0 +1,1 @@
+"""The actor: acts in a batch of environments and reports what happened."""

@@ -1,0 +1,209 @@
+"""Sends chunks to the replay, one in flight, from a bounded buffer; every wait has a reason."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Callable, Deque, Dict
+
+from services.common.chunk import ActorCounters, Chunk
+from services.common.codec import encode_chunk, encode_schema
+from services.common.errors import Fenced
+from services.common.log import Log
+from services.common.peer import Peer
+from services.common.rpc import Caller, Refused, Stopped, Unavailable, call_once
+from services.common.schema import Schema
+from shoal.v1 import replay_pb2, replay_pb2_grpc
+
+INSERT_WAIT_S = 2.0  # how long the replay may hold an Insert before it answers BLOCKED
+CALL_MARGIN_S = 8.0
+FLUSH_BUDGET_S = 2.0  # of a stop: what cannot be delivered in it is dropped and counted
+
+
+@dataclass
+class _Queued:
+    chunk: Chunk
+    since: float
+
+
+class ChunkSender:
+    """A bounded buffer with a thread behind it. `put` is called by the acting loop alone."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        peer: Peer,
+        schema: Schema,
+        buffer_chunks: int,
+        drop_oldest: bool,
+        on_version: Callable[[int], None],
+        stopping: threading.Event,
+        log: Log,
+    ) -> None:
+        """Prepare; `run` is the thread.
+
+        Args:
+            address: of the replay.
+            peer: who sends.
+            schema: of the chunks; sent with the first call and when the replay asks.
+            buffer_chunks: chunks that may wait.
+            drop_oldest: when the buffer is full, drop its oldest chunk (counted) rather than hold the caller.
+            on_version: told the chief's newest version with each acknowledgement.
+            stopping: ends the waits; `run` then delivers what it can.
+            log: where waits are said.
+        """
+        self._caller = Caller("replay", address, stopping, log)
+        self._stub = replay_pb2_grpc.ReplayServiceStub(self._caller.channel)
+        self._peer = peer
+        self._schema = schema
+        self._send_schema = True
+        self._buffer_chunks = buffer_chunks
+        self._drop_oldest = drop_oldest
+        self._on_version = on_version
+        self._stopping = stopping
+        self._log = log
+        self._queue: Deque[_Queued] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._sequence = 0
+        self._produced = 0
+        self._dropped: Dict[str, int] = {}
+        self._blocked = ""
+        self.acknowledged_steps = 0
+
+    @property
+    def waiting_for(self) -> str:
+        """One sentence while chunks cannot be delivered; empty otherwise."""
+        return self._caller.waiting_for or self._blocked
+
+    @property
+    def depth(self) -> int:
+        """Chunks that wait."""
+        return len(self._queue)
+
+    @property
+    def dropped_steps(self) -> Dict[str, int]:
+        """Steps that were never delivered, by reason."""
+        return dict(self._dropped)
+
+    def put(self, chunk: Chunk) -> None:
+        """Buffer a chunk; a full buffer holds the caller or drops its oldest chunk, as configured.
+
+        Raises:
+            Stopped: the process is to end while the buffer is full.
+        """
+        with self._changed:
+            self._produced += chunk.num_valid
+            while len(self._queue) >= self._buffer_chunks:
+                if self._drop_oldest:
+                    self._drop(self._queue.popleft().chunk, "buffer_full")
+                elif self._stopping.is_set():
+                    self._drop(chunk, "stopped")
+                    raise Stopped
+                else:
+                    self._changed.wait(0.1)
+            self._queue.append(_Queued(chunk, time.monotonic()))
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """No further chunk will come: `run` returns when the buffer is delivered, or the stop's budget is used up."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def run(self) -> None:
+        """Deliver until closed; run it on a thread."""
+        while True:
+            with self._changed:
+                while not self._queue and not self._closed:
+                    self._changed.wait(0.5)
+                if not self._queue or self._stopping.is_set():
+                    break
+                queued = self._queue.popleft()
+                self._changed.notify_all()
+            try:
+                self._deliver(queued)
+            except Stopped:
+                with self._changed:
+                    self._queue.appendleft(queued)
+                break
+        self._flush()
+        self._caller.close()
+
+    def _deliver(self, queued: _Queued) -> None:
+        while True:
+            request = self._request(queued, INSERT_WAIT_S)
+            response = self._caller.call(self._stub.Insert, request, timeout_s=INSERT_WAIT_S + CALL_MARGIN_S)
+            if self._settled(response, queued.chunk):
+                return
+            if self._stopping.wait(response.retry_after_seconds):
+                raise Stopped
+
+    def _settled(self, response: replay_pb2.InsertResponse, chunk: Chunk) -> bool:
+        """Whether the chunk is done with; False: send it again."""
+        status = response.status
+        self._on_version(response.newest_version)
+        if status in (replay_pb2.INSERT_STATUS_APPLIED, replay_pb2.INSERT_STATUS_DUPLICATE):
+            self._sequence += 1
+            self._send_schema = False
+            self._blocked = ""
+            self.acknowledged_steps += chunk.num_valid
+            return True
+        if status == replay_pb2.INSERT_STATUS_NEED_SCHEMA:
+            self._send_schema = True
+            return False
+        if status == replay_pb2.INSERT_STATUS_BLOCKED:
+            if not self._blocked:
+                self._log.debug("held by the replay", reason=response.reason)
+            self._blocked = response.reason
+            return False
+        if status == replay_pb2.INSERT_STATUS_FENCED:
+            raise Fenced(response.reason)
+        raise Refused(f"the replay refuses chunk {self._sequence}: {response.reason}")
+
+    def _flush(self) -> None:
+        """Deliver what is left within the stop's budget, without repeating for ever; count the rest as dropped."""
+        deadline = time.monotonic() + FLUSH_BUDGET_S
+        while True:
+            with self._changed:
+                if not self._queue and self._closed:
+                    return
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    for queued in self._queue:
+                        self._drop(queued.chunk, "stopped")
+                    self._log.warning("steps are dropped at the stop", steps=self._dropped.get("stopped", 0))
+                    return
+                if not self._queue:
+                    self._changed.wait(min(left_s, 0.1))
+                    continue
+                queued = self._queue[0]
+            try:
+                response = call_once(self._stub.Insert, self._request(queued, left_s), timeout_s=left_s + 0.5)
+                if self._settled(response, queued.chunk):
+                    with self._changed:
+                        self._queue.popleft()
+                    continue
+            except Unavailable as error:
+                self._log.warning("the last chunks wait for the replay", reason=str(error))
+            time.sleep(0.05)
+
+    def _request(self, queued: _Queued, max_wait_s: float) -> replay_pb2.InsertRequest:
+        chunk = queued.chunk
+        chunk.sequence = self._sequence
+        chunk.queued_seconds = time.monotonic() - queued.since
+        with self._changed:
+            buffered = sum(waiting.chunk.num_valid for waiting in self._queue)
+            chunk.counters = ActorCounters(self._produced, buffered, self.dropped_steps)
+        return replay_pb2.InsertRequest(
+            peer=self._peer.to_proto(self._schema.digest),
+            schema=encode_schema(self._schema) if self._send_schema else None,
+            chunk=encode_chunk(chunk),
+            max_wait_seconds=max_wait_s,
+        )
+
+    def _drop(self, chunk: Chunk, reason: str) -> None:
+        self._dropped[reason] = self._dropped.get(reason, 0) + chunk.num_valid

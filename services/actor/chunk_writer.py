@@ -1,0 +1,187 @@
+"""Collects steps into chunks: columns filled in place, handed over whole."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Mapping, Optional
+
+import numpy as np
+import numpy.typing as npt
+
+from services.actor.envs.contract import AutoReset, EnvStep
+from services.agent.algorithm import Decision
+from services.common.chunk import TERMINATED, TRUNCATED, VALID, Chunk, FinalObservations
+from services.common.errors import UserError
+from services.common.schema import Schema
+
+Observation = Mapping[str, npt.NDArray[Any]]
+FinalValue = Callable[[Observation], npt.NDArray[np.float32]]
+
+
+class ChunkWriter:
+    """Chunks of one lane group. `record_outcome` returns a chunk when it is full; the writer then starts the next."""
+
+    def __init__(
+        self,
+        schema: Schema,
+        *,
+        num_lanes: int,
+        chunk_steps: int,
+        autoreset: AutoReset,
+        clock: Callable[[], float],
+        lane_group: int = 0,
+    ) -> None:
+        self._schema = schema
+        self._num_lanes = num_lanes
+        self._chunk_steps = chunk_steps
+        self._autoreset = autoreset
+        self._clock = clock
+        self._lane_group = lane_group
+        self._first_step = 0
+        self._begin()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no step waits in the unfinished chunk."""
+        return self._length == 0
+
+    def record_decision(self, observation: Observation, decision: Decision, policy_version: int) -> None:
+        """Note what B lanes saw and did; to be called before the step, which may reuse the observation's arrays.
+
+        Args:
+            observation: what the policy acted on, name -> [B, ...].
+            decision: what it did.
+            policy_version: of the parameters behind it.
+        """
+        t = self._length
+        if t == 0:
+            self._started_at = self._clock()
+        for name, column in self._observation.items():
+            column[t] = observation[name]
+        self._action[t] = decision.action
+        self._policy_version[t] = policy_version
+        self._q_taken[t] = decision.q_taken
+        self._value[t] = decision.value
+
+    def record_outcome(self, step: EnvStep, final_value: FinalValue, *, newest_version: int) -> Optional[Chunk]:
+        """Note what came of the decision.
+
+        Args:
+            step: the environment's answer. Its `true_next_observation` is kept for lanes that ended, unless the
+                environment is in next_step mode, where the lane's next row holds it.
+            final_value: bootstrap values [F] of F final observations.
+            newest_version: newest that the actor knows.
+
+        Returns:
+            The chunk that this step filled, or None.
+        """
+        t = self._length
+        self._reward[t] = step.reward
+        self._flags[t] = step.valid * VALID + step.terminated * TERMINATED + step.truncated * TRUNCATED
+        self._newest_version = newest_version
+        self._length += 1
+        ended = np.flatnonzero(step.valid & (step.terminated | step.truncated))
+        if len(ended) and self._autoreset is not AutoReset.NEXT_STEP:
+            self._add_final(ended, _true_next(step), final_value, cut=False)
+        return self._hand_over() if self._length == self._chunk_steps else None
+
+    def introduce(self) -> Chunk:
+        """A chunk without steps, to be sent before the first: it tells what this actor's experience looks like."""
+        return self._hand_over()
+
+    def cut(self, observation: Observation, final_value: FinalValue) -> Optional[Chunk]:
+        """End the unfinished chunk at a stop, with `observation`, which its last step led to.
+
+        Running episodes are cut there. In next_step mode it is the final observation of those that just ended.
+
+        Returns:
+            The last chunk, or None if no step is waiting in it.
+        """
+        if self._length == 0:
+            return None
+        flags = self._flags[self._length - 1]
+        valid, ended = flags & VALID != 0, flags & (TERMINATED | TRUNCATED) != 0
+        if self._autoreset is AutoReset.NEXT_STEP and (valid & ended).any():
+            self._add_final(np.flatnonzero(valid & ended), observation, final_value, cut=False)
+        if (valid & ~ended).any():
+            self._add_final(np.flatnonzero(valid & ~ended), observation, final_value, cut=True)
+        return self._hand_over()
+
+    def _begin(self) -> None:
+        rows = (self._chunk_steps, self._num_lanes)
+        self._observation: Dict[str, npt.NDArray[Any]] = {
+            spec.name: np.empty((*rows, *spec.shape), spec.dtype) for spec in self._schema.observation
+        }
+        self._action = np.empty((*rows, *self._schema.action.shape), self._schema.action.dtype)
+        self._reward = np.empty(rows, np.float32)
+        self._flags = np.empty(rows, np.uint8)
+        self._policy_version = np.empty(self._chunk_steps, np.int64)
+        self._q_taken = np.empty(rows, np.float32)
+        self._value = np.empty(rows, np.float32)
+        self._final: List[FinalObservations] = []
+        self._length = 0
+        self._started_at = self._clock()
+        self._newest_version = 0
+
+    def _add_final(
+        self,
+        lanes: npt.NDArray[np.int64],
+        observation: Observation,
+        final_value: FinalValue,
+        *,
+        cut: bool,
+    ) -> None:
+        rows = {name: np.array(observation[name][lanes], column.dtype) for name, column in self._observation.items()}
+        self._final.append(
+            FinalObservations(
+                step=(self._length - 1) * self._num_lanes + lanes.astype(np.int64),
+                observation=rows,
+                value=final_value(rows),
+                cut=np.full(len(lanes), cut),
+            )
+        )
+
+    def _hand_over(self) -> Chunk:
+        n = self._length
+        chunk = Chunk(
+            lane_group=self._lane_group,
+            sequence=0,  # the sender numbers what it sends: a dropped chunk leaves a gap in steps, not in sequences
+            first_step=self._first_step,
+            observation={name: column[:n] for name, column in self._observation.items()},
+            action=self._action[:n],
+            reward=self._reward[:n],
+            flags=self._flags[:n],
+            policy_version=self._policy_version[:n],
+            q_taken=self._q_taken[:n],
+            value=self._value[:n],
+            final=_join(self._final) if self._final else FinalObservations.none(self._schema),
+            acting_seconds=self._clock() - self._started_at,
+            newest_version=self._newest_version,
+        )
+        self._first_step += n
+        self._begin()
+        return chunk
+
+
+def _true_next(step: EnvStep) -> Observation:
+    if step.true_next_observation is not None:
+        return step.true_next_observation
+    if step.truncated.any() and (step.truncated & ~step.terminated & step.valid).any():
+        raise UserError(
+            "the environment resets itself and loses the final observation of a truncated episode, so its value cannot "
+            "be bootstrapped: let its adapter return the true next observation"
+        )
+    return step.observation  # never read: beyond a termination the discount is 0
+
+
+def _join(parts: List[FinalObservations]) -> FinalObservations:
+    # A cut adds to the same last step as an end may have: order them by step.
+    step = np.concatenate([part.step for part in parts])
+    order = np.argsort(step, kind="stable")
+    return FinalObservations(
+        step=step[order],
+        observation={
+            name: np.concatenate([part.observation[name] for part in parts])[order] for name in parts[0].observation
+        },
+        value=np.concatenate([part.value for part in parts])[order],
+        cut=np.concatenate([part.cut for part in parts])[order],
+    )

@@ -1,0 +1,1 @@
+"""Environments an actor can step: the contract and one adapter a file."""

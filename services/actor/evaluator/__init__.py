@@ -1,0 +1,1 @@
+"""The evaluator: judges the deterministic policy on whole episodes."""

@@ -1,0 +1,1 @@
+"""How agents act (numpy) and learn (torch); a library, no process."""

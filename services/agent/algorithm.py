@@ -1,0 +1,83 @@
+"""The seam between the loops and the algorithms: what an algorithm must offer, and nothing about how it learns.
+
+An algorithm is one file in `services/agent/algorithms/` with a class `Policy` (how it acts: numpy alone, so that an
+actor needs no torch) and a class `Learner` (how it learns: torch). Both run the same forward pass of
+`services/agent/networks.py`, which works on numpy arrays and torch tensors alike.
+
+Parameters travel as flat dicts `name -> array`; names are `<role>.<layer>.<weight|bias>`, as in `policy.0.weight`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Dict, Mapping, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from services.common.batch import Batch
+
+Parameters = Mapping[str, npt.NDArray[np.float32]]
+Observation = Mapping[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a policy did for B lanes. The two critic values give the replay its first TD errors (numerics: Ape-X)."""
+
+    action: npt.NDArray[Any]  # <float32>[B, A] clipped into the bounds, or <int64>[B]
+    q_taken: npt.NDArray[np.float32]  # [B], critics' mean at the executed action
+    value: npt.NDArray[np.float32]  # [B], bootstrap value of the observation (td3: min of critics at pi(s); dqn: max)
+
+
+class Policy(Protocol):
+    """How an algorithm acts. Holds no parameters: they are swapped as whole sets by the caller."""
+
+    def act(self, parameters: Parameters, observation: Observation, rng: np.random.Generator) -> Decision:
+        """Explore: act with this actor's rung of the exploration ladder."""
+
+    def act_greedily(self, parameters: Parameters, observation: Observation) -> npt.NDArray[Any]:
+        """Act without exploration (evaluation); the action alone."""
+
+    def value(self, parameters: Parameters, observation: Observation) -> npt.NDArray[np.float32]:
+        """Bootstrap value <float32>[B] of observations that nobody acts on (final observations)."""
+
+    def exploration(self) -> npt.NDArray[np.float32]:
+        """The ladder's value per lane <float32>[num_lanes] (sigma or epsilon), for metrics."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """The result of one learner update."""
+
+    td_error: npt.NDArray[np.float32]  # [N], mean |delta| of the critics, unweighted: the new priorities before + 1e-6
+    metrics: Dict[str, float] = field(default_factory=dict)  # losses, Q mean and max, gradient norms
+
+
+class Learner(Protocol):
+    """How an algorithm learns. One thread calls it."""
+
+    @property
+    def updates(self) -> int:
+        """Critic updates done so far."""
+
+    def update(self, batch: Batch, importance_weights: npt.NDArray[np.float32]) -> Update:
+        """Take one optimizer step on `batch`.
+
+        Args:
+            batch: numpy columns, see `services.common.batch.Batch`.
+            importance_weights: <float32>[N], already divided by the largest.
+        """
+
+    def acting_parameters(self) -> Dict[str, npt.NDArray[np.float32]]:
+        """A copy of the set of role `act`: the policy and the online critics."""
+
+    def state(self) -> Dict[str, npt.NDArray[Any]]:
+        """A copy of everything a resume needs: parameters, targets, optimizer moments, RNG, `updates`."""
+
+    def load_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """The inverse of `state`.
+
+        Raises:
+            ValueError: names or shapes differ from this learner's; the message names the first that does.
+        """

@@ -1,0 +1,135 @@
+"""Parameters that a learner trains: one flat buffer each for values, gradients and Adam's moments.
+
+A network of a few layers is a dozen small tensors; clipping, Adam and Polyak averaging over one buffer take one call
+each instead of a dozen. The tensors that the forward pass sees are views of the buffer.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Dict, Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import torch
+
+
+class FlatParameters:
+    """Named tensors that are views of one flat buffer."""
+
+    def __init__(self, initial: Mapping[str, npt.NDArray[np.float32]], device: str) -> None:
+        import torch
+
+        self._slices: Dict[str, slice] = {}
+        start = 0
+        for name, array in initial.items():
+            self._slices[name] = slice(start, start + array.size)
+            start += array.size
+        self._shapes = {name: array.shape for name, array in initial.items()}
+        self.flat: torch.Tensor = torch.empty(start, dtype=torch.float32, device=device)
+        self.views: Dict[str, torch.Tensor] = self.split(self.flat)
+        self.load(initial)
+
+    def split(self, flat: torch.Tensor) -> Dict[str, torch.Tensor]:
+        """Views of a buffer <float32>[size] in these parameters' order and shapes."""
+        return {name: flat[part].view(self._shapes[name]) for name, part in self._slices.items()}
+
+    def to_numpy(self, prefix: str = "") -> Dict[str, npt.NDArray[np.float32]]:
+        """A copy, each name behind `prefix`."""
+        flat = self.flat.detach().cpu().numpy().copy()
+        return {prefix + name: flat[part].reshape(self._shapes[name]) for name, part in self._slices.items()}
+
+    def load(self, arrays: Mapping[str, npt.NDArray[Any]], prefix: str = "") -> None:
+        """Copy in what `to_numpy` gave."""
+        import torch
+
+        with torch.no_grad():
+            for name, view in self.views.items():
+                view.copy_(torch.tensor(np.asarray(arrays[prefix + name])))
+
+
+class TrainedParameters(FlatParameters):
+    """Flat parameters with gradients, clipped by their norm, and Adam (Kingma and Ba 2015)."""
+
+    def __init__(
+        self,
+        role: str,
+        initial: Mapping[str, npt.NDArray[np.float32]],
+        *,
+        learning_rate: float,
+        max_gradient_norm: float,
+        device: str,
+    ) -> None:
+        super().__init__(initial, device)
+        import torch
+
+        self._role = role
+        self._max_gradient_norm = max_gradient_norm
+        self._gradient = torch.zeros_like(self.flat)
+        self.leaves: Dict[str, torch.Tensor] = {}  # what a loss is computed from, for gradients to arrive
+        for name, gradient in self.split(self._gradient).items():
+            leaf = self.views[name].detach().requires_grad_()
+            leaf.grad = gradient
+            self.leaves[name] = leaf
+        buffer = torch.nn.Parameter(self.flat, requires_grad=True)
+        buffer.grad = self._gradient
+        self._adam = torch.optim.Adam([buffer], lr=learning_rate, fused=True)
+        # Adam makes its moments at the first step; made here, a learner that has taken none has the same state names.
+        self._moments: Dict[str, torch.Tensor] = {
+            "step": torch.zeros((), dtype=torch.float32, device=device),
+            "exp_avg": torch.zeros_like(self.flat),
+            "exp_avg_sq": torch.zeros_like(self.flat),
+        }
+        self._adam.state[buffer].update(self._moments)
+
+    def minimize(self, loss: torch.Tensor) -> torch.Tensor:
+        """Take one optimizer step down the gradient of `loss`, a scalar made from `leaves`.
+
+        Returns:
+            Norm of the gradient before it was clipped, a scalar tensor.
+        """
+        import torch
+
+        self._gradient.zero_()
+        torch.autograd.backward(loss)
+        norm: torch.Tensor = torch.linalg.vector_norm(self._gradient)
+        self._gradient.mul_((self._max_gradient_norm / (norm + 1e-6)).clamp_(max=1.0))
+        self._adam.step()
+        return norm
+
+    def state(self) -> Dict[str, npt.NDArray[Any]]:
+        """A copy of the parameters (`online.<name>`) and of Adam's moments and step (`adam.<role>.<name>`)."""
+        moments = {f"adam.{self._role}.{name}": tensor.cpu().numpy().copy() for name, tensor in self._moments.items()}
+        return {**self.to_numpy("online."), **moments}
+
+    def load_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """The inverse of `state`; other names are ignored, and shapes are the caller's to check."""
+        import torch
+
+        self.load(state, "online.")
+        for name, tensor in self._moments.items():
+            tensor.copy_(torch.tensor(np.asarray(state[f"adam.{self._role}.{name}"])))
+
+
+def check_state(expected: Mapping[str, npt.NDArray[Any]], state: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Compare names and shapes of a state with those of a learner.
+
+    Args:
+        expected: what the learner's own `state` gives.
+        state: what is to be loaded.
+
+    Raises:
+        ValueError: they differ; the message names the first that does.
+    """
+    for name in sorted(set(expected) | set(state)):
+        if name not in state:
+            raise ValueError(f"the learner's state lacks {name!r}; it was saved by another algorithm")
+        if name not in expected:
+            raise ValueError(f"the learner's state has an unknown {name!r}; it was saved by another algorithm")
+        ours, theirs = np.shape(expected[name]), np.shape(state[name])
+        if ours != theirs:
+            raise ValueError(
+                f"{name!r} of the learner's state has shape {theirs}, this learner's has {ours}; "
+                "hidden_sizes or the environment changed since it was saved"
+            )

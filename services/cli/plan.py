@@ -1,0 +1,84 @@
+"""Which processes a run consists of, and the command and environment of each."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Dict, List, Mapping, Tuple
+
+from services.cli.modules import SERVICES
+from services.cli.ports import Endpoints
+from services.common.config.load import ENV_PREFIX
+from services.common.config.run import RunConfig
+from services.common.lifecycle import LIFELINE_VARIABLE
+
+# Freed buffers stay with the process instead of being mapped and faulted in page by page for each message: with these
+# a unary call of 1 MB takes 1.5 ms instead of 2.4, and 15 page faults instead of 600. 32 MiB is the most that every
+# glibc accepts as a threshold.
+ALLOCATION = {
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
+    "MALLOC_TOP_PAD_": str(16 << 20),
+    "MALLOC_ARENA_MAX": "2",
+}
+
+
+@dataclass(frozen=True)
+class ChildSpec:
+    """A process to be started and watched."""
+
+    name: str  # "replay", "actor-0"
+    role: str  # "replay", "learner", "actor", "evaluator"
+    command: Tuple[str, ...]
+    environ: Mapping[str, str]
+
+
+def plan_children(
+    config: RunConfig, config_file: Path, endpoints: Endpoints, environ: Mapping[str, str], lifeline: int
+) -> List[ChildSpec]:
+    """The run's processes in the order of their start.
+
+    Args:
+        config: resolved.
+        config_file: where it lies, which every process reads.
+        endpoints: chosen for this start.
+        environ: of the launcher.
+        lifeline: descriptor of the pipe's read end, inherited by each.
+    """
+    shared = ("--replay.addresses", endpoints.replay, "--learner.address", endpoints.learner)
+    specs: List[ChildSpec] = []
+
+    def add(name: str, role: str, threads: int, *flags: str) -> None:
+        command = (
+            sys.executable,
+            "-m",
+            SERVICES[role],
+            str(config_file),
+            *shared,
+            f"--{role}.metrics_port",
+            str(endpoints.metrics[name]),
+            *flags,
+        )
+        specs.append(ChildSpec(name, role, command, child_environ(environ, lifeline, threads=threads)))
+
+    add("replay", "replay", 1)
+    add("learner", "learner", config.learner.torch_threads)
+    if config.evaluator.enabled:
+        add("evaluator", "evaluator", 1)
+    for index in range(config.actor.count):
+        name = f"actor-{index}"
+        add(name, "actor", 1, "--actor.index", str(index), "--actor.name", name)
+    return specs
+
+
+def child_environ(environ: Mapping[str, str], lifeline: int, *, threads: int) -> Dict[str, str]:
+    """The environment of a process: what the user set wins, but for what the config file already holds."""
+    kept = {name: value for name, value in environ.items() if not name.startswith(ENV_PREFIX)}
+    return {
+        **ALLOCATION,
+        "OMP_NUM_THREADS": str(threads),
+        **kept,
+        "PYTHONUNBUFFERED": "1",
+        LIFELINE_VARIABLE: str(lifeline),
+    }

@@ -1,0 +1,103 @@
+"""What is known of a run at one moment: plain values, from which the live view and the status line are drawn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Dict, Mapping, Optional, Tuple
+
+
+@dataclass(frozen=True)
+class ProcessState:
+    """A process as its launcher sees it."""
+
+    name: str
+    state: str  # "running", "starts again in 0.4 s", "ended", "fenced", ...
+    restarts: int = 0
+    healthy: bool = True
+
+
+@dataclass(frozen=True)
+class ReplayState:
+    """The replay's last answer."""
+
+    rows: int
+    capacity_rows: int
+    items: int
+    acknowledged_steps: int
+    steps_per_s: float
+    samples_per_s: float  # items drawn
+    insert_blocked: bool
+    sample_blocked: bool
+    limiter: str  # one sentence with the arithmetic
+    overwritten_steps: int = 0
+    quarantined_steps: int = 0
+    lost_tail_steps: int = 0
+    silent_s: float = 0.0  # since that answer
+
+
+@dataclass(frozen=True)
+class LearnerState:
+    """The learner's last answer."""
+
+    run_state: str  # "waiting", "training", "finished"
+    version: int
+    updates: int
+    max_updates: int
+    updates_per_s: float
+    training_s: float
+    lag_p50_updates: float
+    lag_p95_updates: float
+    evaluated_version: int  # 0: none yet
+    success_rate: float  # -1: the environment reports none
+    mean_return: float
+    best_version: int
+    best_success_rate: float
+    best_mean_return: float
+    scores: Tuple[float, ...] = ()  # success rates of all evaluations seen, or returns where there is no success
+    silent_s: float = 0.0
+
+    @property
+    def eta_s(self) -> Optional[float]:
+        """Seconds to the last update at the present pace; None while there is no pace."""
+        return (self.max_updates - self.updates) / self.updates_per_s if self.updates_per_s > 0 else None
+
+    @property
+    def has_success(self) -> bool:
+        return self.success_rate >= 0
+
+
+@dataclass(frozen=True)
+class ActorState:
+    """An actor as the replay sees it."""
+
+    steps: int  # acknowledged
+    steps_per_s: float
+    version: int
+    dropped_steps: int = 0
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """What replay and learner answered."""
+
+    replay: Optional[ReplayState] = None
+    learner: Optional[LearnerState] = None
+    actors: Mapping[str, ActorState] = field(default_factory=dict)
+    lags: Mapping[str, int] = field(default_factory=dict)  # updates behind the newest, by reader of parameters
+    waits: Mapping[str, str] = field(default_factory=dict)  # by process: what it waits for
+    problem: str = ""  # why nothing is known
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The whole run."""
+
+    run: str
+    phase: str  # "starting", "training", "finishing", "stopping"
+    elapsed_s: float
+    processes: Tuple[ProcessState, ...]
+    training: TrainingState = field(default_factory=TrainingState)
+
+    @property
+    def waits(self) -> Dict[str, str]:
+        return dict(self.training.waits)

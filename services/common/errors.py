@@ -1,0 +1,20 @@
+"""Errors that are a person's to mend, and the exit codes of every process."""
+
+from __future__ import annotations
+
+EXIT_OK = 0
+EXIT_CRASH = 1  # a fault of ours or of a library: supervision restarts the process
+EXIT_USER = 2  # a mistake that a restart does not mend: the message says what to do
+EXIT_FENCED = 3  # a newer life of the same actor has taken over
+
+
+class UserError(Exception):
+    """Something that the user wrote or set up is wrong; the message says what, where, and what to do."""
+
+    exit_code = EXIT_USER
+
+
+class Fenced(UserError):
+    """Another, newer life of this process has taken its place: this one ends and is not restarted."""
+
+    exit_code = EXIT_FENCED

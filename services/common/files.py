@@ -1,0 +1,39 @@
+"""Files that are either whole or not there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from services.common.errors import UserError
+
+
+def write_atomically(file: Path, data: bytes) -> None:
+    """Write aside, fsync, rename: a crash at any instant leaves the old file or the new one.
+
+    Raises:
+        UserError: the disk is full or the folder cannot be written; the old file is untouched.
+    """
+    aside = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with aside.open("wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        aside.replace(file)
+        sync_folder(file.parent)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        raise UserError(
+            f"cannot write {str(file)!r}: {error.strerror}; free some space or choose another run.folder"
+        ) from None
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in `folder` durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

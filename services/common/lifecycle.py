@@ -1,0 +1,99 @@
+"""How a process lives and ends: one stop event, signals, the launcher's lifeline, threads whose errors are heard."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import signal
+import sys
+import threading
+from typing import Any, Callable, List, Mapping, Optional
+
+LIFELINE_VARIABLE = "_SHOAL_LIFELINE"  # file descriptor of the read end of the launcher's pipe
+STOP_BUDGET_S = 9.5  # a stop that takes longer is a hang: the process says where and ends
+
+
+class Lifecycle:
+    """One stop event for a whole process.
+
+    `start` it once in the main thread. Whatever asks for the end (a signal, the launcher's death, a failed thread)
+    sets `stopping`; the main loop returns; parts are stopped in reverse order of their start.
+    """
+
+    def __init__(self) -> None:
+        self.stopping = threading.Event()
+        self.reason = ""
+        self._failure: Optional[BaseException] = None
+        self._threads: List[threading.Thread] = []
+        self._on_stop: List[Callable[[], None]] = []
+        self._lock = threading.Lock()
+
+    def start(self, environ: Mapping[str, str]) -> None:
+        """Take over SIGTERM and SIGINT, and watch the launcher's lifeline if `environ` names one."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda got, _frame: self.stop(signal.Signals(got).name))
+        if LIFELINE_VARIABLE in environ:
+            descriptor = int(environ[LIFELINE_VARIABLE])
+            threading.Thread(target=self._watch_lifeline, args=(descriptor,), name="lifeline", daemon=True).start()
+
+    def stop(self, reason: str) -> None:
+        """Ask the process to end; the first reason is kept."""
+        with self._lock:
+            if self.stopping.is_set():
+                return
+            self.reason = reason
+            self.stopping.set()
+            callbacks = list(self._on_stop)
+        threading.Thread(target=_end_hang, name="stop-budget", daemon=True).start()
+        for callback in callbacks:
+            callback()
+
+    def on_stop(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once when the stop is asked for; it wakes what waits and must not block."""
+        with self._lock:
+            if not self.stopping.is_set():
+                self._on_stop.append(callback)
+                return
+        callback()
+
+    def spawn(self, name: str, target: Callable[[], Any]) -> threading.Thread:
+        """Run `target` on a thread; its exception stops the process and is raised again by `join`."""
+
+        def run() -> None:
+            try:
+                target()
+            except BaseException as error:  # noqa: BLE001 (handed to the main loop, which raises it)
+                with self._lock:
+                    self._failure = self._failure or error
+                self.stop(f"thread {name} failed: {error}")
+
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+        return thread
+
+    def check(self) -> None:
+        """Raise the error of a failed thread, if there is one."""
+        if self._failure is not None:
+            raise self._failure
+
+    def join(self) -> None:
+        """Wait for all threads, then raise the first failure."""
+        for thread in self._threads:
+            thread.join()
+        self.check()
+
+    def _watch_lifeline(self, descriptor: int) -> None:
+        # A pipe and not PR_SET_PDEATHSIG: that one fires when the launcher's *thread* ends.
+        with contextlib.suppress(OSError):
+            while os.read(descriptor, 64):
+                pass
+        self.stop("the launcher is gone")
+
+
+def _end_hang() -> None:
+    threading.Event().wait(STOP_BUDGET_S)
+    print(f"shoal: did not stop within {STOP_BUDGET_S} s; the threads are at:", file=sys.stderr)
+    faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
+    os._exit(70)

@@ -1,0 +1,196 @@
+"""gRPC in one place: options of both ends, servers that refuse a busy port, calls that retry with full jitter."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from concurrent import futures
+from typing import Any, Callable, List, Optional, Tuple, TypeVar
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from services.common.errors import UserError
+from services.common.log import Log
+
+MAX_MESSAGE_BYTES = 256 * 1024 * 1024  # alike on both ends, so that an oversize message fails where it is made
+
+_SIZE_OPTIONS: List[Tuple[str, int]] = [
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+]
+CHANNEL_OPTIONS: List[Tuple[str, int]] = [
+    *_SIZE_OPTIONS,
+    ("grpc.use_local_subchannel_pool", 1),  # a channel is a connection of its own
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),  # gRPC's own default waits two minutes for a restarted server
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+]
+SERVER_OPTIONS: List[Tuple[str, int]] = [
+    *_SIZE_OPTIONS,
+    ("grpc.so_reuseport", 0),  # else a second server binds a busy port in silence
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+]
+
+RETRIED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.ABORTED)
+REFUSALS = (
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.UNIMPLEMENTED,
+)
+
+Response = TypeVar("Response")
+
+
+class Stopped(Exception):
+    """The process was asked to end while it waited."""
+
+
+class Refused(UserError):
+    """The peer understood the call and will not do it; the message is its reason."""
+
+
+class Unavailable(Exception):
+    """The peer did not answer in time; the call may be repeated."""
+
+
+def connect(address: str) -> grpc.Channel:
+    """Open a channel; it connects when first used, and again after each break."""
+    return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+
+
+def call_once(method: Callable[..., Response], request: Any, *, timeout_s: float) -> Response:
+    """Make one call.
+
+    Raises:
+        Unavailable: no answer in time; the call may or may not have been carried out.
+        Refused: the peer said no, or the message is too large; repeating it is of no use.
+    """
+    try:
+        return method(request, timeout=timeout_s)
+    except grpc.RpcError as error:
+        answer: Any = error  # a unary call's error is its grpc.Call too
+        code: grpc.StatusCode = answer.code()
+        details = answer.details() or code.name
+        if code in RETRIED or code == grpc.StatusCode.CANCELLED:
+            raise Unavailable(f"{code.name.lower()}: {details}") from None
+        if code in REFUSALS:
+            raise Refused(details) from None
+        raise
+
+
+class Caller:
+    """Calls of one process to one peer, repeated until they are answered or the process stops.
+
+    `waiting_for` holds a sentence while a call is being repeated.
+    """
+
+    def __init__(self, peer_name: str, address: str, stopping: threading.Event, log: Log) -> None:
+        self.channel = connect(address)
+        self.waiting_for = ""
+        self._peer = f"{peer_name} at {address}"
+        self._stopping = stopping
+        self._log = log
+
+    def call(self, method: Callable[..., Response], request: Any, *, timeout_s: float) -> Response:
+        """Repeat `request` until it is answered.
+
+        Raises:
+            Refused: as `call_once`.
+            Stopped: the process is to end.
+        """
+        backoff = Backoff(random.Random())
+        since = time.monotonic()
+        while not self._stopping.is_set():
+            try:
+                response = call_once(method, request, timeout_s=timeout_s)
+            except Unavailable as error:
+                if not self.waiting_for:
+                    self.waiting_for = f"waiting for the {self._peer}"
+                    self._log.warning(self.waiting_for, reason=str(error))
+                self._stopping.wait(backoff.next_s())
+            else:
+                if self.waiting_for:
+                    self._log.info(f"the {self._peer} is there", waited_s=round(time.monotonic() - since, 1))
+                    self.waiting_for = ""
+                return response
+        raise Stopped
+
+    def close(self) -> None:
+        """Close the channel; calls under way are cancelled."""
+        self.channel.close()
+
+
+class Backoff:
+    """Full jitter: each wait is uniform in [0, min(limit, first * 2^attempt)]: peers do not come back at once."""
+
+    def __init__(self, rng: random.Random, first_s: float = 0.1, limit_s: float = 2.0) -> None:
+        self._rng = rng
+        self._ceiling_s = first_s
+        self._limit_s = limit_s
+
+    def next_s(self) -> float:
+        wait_s = self._rng.uniform(0, self._ceiling_s)
+        self._ceiling_s = min(self._limit_s, self._ceiling_s * 2)
+        return wait_s
+
+
+class Server:
+    """A gRPC server with health, bound to exactly one address."""
+
+    def __init__(self, address: str, *, max_workers: int, option_name: str) -> None:
+        """Bind `address`; port 0 takes any free one.
+
+        Args:
+            address: HOST:PORT.
+            max_workers: threads; each call holds one while it runs.
+            option_name: what the user would change, named in the error.
+
+        Raises:
+            UserError: the port is taken, or the address cannot be bound.
+        """
+        self._server = grpc.server(
+            futures.ThreadPoolExecutor(max_workers=max_workers, thread_name_prefix="rpc"),
+            options=SERVER_OPTIONS,
+            maximum_concurrent_rpcs=4 * max_workers,
+        )
+        self._health = health.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        host, _, port = address.rpartition(":")
+        try:
+            self.port = self._server.add_insecure_port(address)
+        except RuntimeError:
+            self.port = 0
+        if self.port == 0:
+            raise UserError(
+                f"cannot listen on {address}: is another process using port {port}? "
+                f"Choose another with {option_name}, or stop that process"
+            )
+        self.address = f"{host}:{self.port}"
+
+    def add(self, register: Callable[[Any, grpc.Server], None], servicer: Any) -> None:
+        """Add a service by its generated `add_…_to_server`."""
+        register(servicer, self._server)
+
+    def start(self) -> None:
+        self._server.start()
+        self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+
+    def stop(self, grace_s: float = 2.0) -> None:
+        """Refuse new calls, give those under way `grace_s`, then end them."""
+        self._health.enter_graceful_shutdown()
+        self._server.stop(grace_s).wait(grace_s + 2)
+
+
+def refuse(context: grpc.ServicerContext, sentence: Optional[str]) -> None:
+    """End the call with FAILED_PRECONDITION and `sentence`, if there is one."""
+    if sentence:
+        context.abort(grpc.StatusCode.FAILED_PRECONDITION, sentence)

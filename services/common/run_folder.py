@@ -1,0 +1,92 @@
+"""A run's folder: what lies where, how far the run has come, its evaluations, its best parameters."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Dict, List, Optional, Tuple
+
+import numpy as np
+import numpy.typing as npt
+import safetensors.numpy
+
+from services.common.errors import UserError
+from services.common.files import write_atomically
+from services.common.sealed import seal, unseal
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run has come, over all lives of the chief."""
+
+    updates: int = 0
+    training_seconds: float = 0.0  # the chief's running time
+    env_steps: int = 0  # acknowledged by the replay
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What an evaluator saw of one version."""
+
+    version: int
+    updates: int
+    episodes: int
+    success_rate: float  # share of episodes with success at the last step; -1 where the environment reports none
+    mean_return: float
+    mean_episode_steps: float
+    training_seconds: float = 0.0
+    env_steps: int = 0
+
+    def better_than(self, other: Optional[Evaluation]) -> bool:
+        """More success first, then more return."""
+        if other is None:
+            return True
+        return (self.success_rate, self.mean_return) > (other.success_rate, other.mean_return)
+
+
+class RunFolder:
+    """`<run.folder>/<run.name>/`: the chief writes it, the report reads it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.toml"
+        self.checkpoints = path / "checkpoints"
+        self.versions = path / "versions.json"
+        self.tensorboard = path / "tensorboard"
+        self.logs = path / "logs"
+        self.result = path / "result.json"
+        self.learning_curve = path / "learning_curve.png"
+        self.video = path / "eval.mp4"
+        self._best = path / "best.safetensors"
+        self._evaluations = path / "evaluations.jsonl"
+
+    def save_best(self, data: bytes, evaluation: Evaluation) -> None:
+        """Keep a published set (safetensors bytes) as the best."""
+        write_atomically(self._best, seal(safetensors.numpy.load(data), asdict(evaluation)))
+
+    def load_best(self) -> Optional[Tuple[Dict[str, npt.NDArray[np.float32]], Evaluation]]:
+        """The best parameters and what was seen of them; None before the first evaluation.
+
+        Raises:
+            UserError: the file is damaged.
+        """
+        if not self._best.exists():
+            return None
+        try:
+            parameters, facts = unseal(self._best)
+            return parameters, Evaluation(**facts)
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"the best parameters {str(self._best)!r} are damaged: {error}") from None
+
+    def append_evaluation(self, evaluation: Evaluation) -> None:
+        """Add a line to the learning curve."""
+        with self._evaluations.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(asdict(evaluation)) + "\n")
+
+    def evaluations(self) -> List[Evaluation]:
+        """The learning curve so far; a last line that a crash cut short is left out."""
+        if not self._evaluations.exists():
+            return []
+        lines = self._evaluations.read_text(encoding="utf-8").split("\n")[:-1]
+        return [Evaluation(**json.loads(line)) for line in lines if line.endswith("}")]

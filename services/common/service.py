@@ -1,0 +1,54 @@
+"""The five acts of every process: parse the config, build the parts, start, run, stop in reverse order."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Callable, List, Sequence
+
+from services.common.config.load import load
+from services.common.config.run import RunConfig
+from services.common.errors import EXIT_CRASH, EXIT_OK, UserError
+from services.common.lifecycle import Lifecycle
+from services.common.log import Log, make_log
+from services.common.rpc import Stopped
+
+Run = Callable[[RunConfig, Lifecycle, Log], None]
+
+
+def main(service: str, run: Run, arguments: Sequence[str]) -> int:
+    """Run a service to its end and return the exit code.
+
+    Args:
+        service: its name, for help and errors.
+        run: builds the parts, starts them, runs, and stops them.
+        arguments: `[FILE.toml] [--section.key VALUE ...]`.
+    """
+    flags: List[str] = list(arguments)
+    if "--help" in flags or "-h" in flags:
+        print(f"usage: shoal {service} [FILE.toml] [--section.key VALUE ...]   (`shoal config show` lists the keys)")
+        return EXIT_OK
+    file = flags.pop(0) if flags and not flags[0].startswith("--") else ""
+    log = make_log(sys.stdout)
+    lifecycle = Lifecycle()
+    try:
+        loaded = load(Path(file) if file else None, flags, os.environ)
+        # All processes of one file agree on its stem when the run has no name.
+        config = loaded.config.named(Path(file).stem if file else "shoal")
+        lifecycle.start(os.environ)
+        with contextlib.suppress(Stopped):
+            run(config, lifecycle, log)
+        lifecycle.check()
+    except UserError as error:
+        lifecycle.stop("a mistake to mend")
+        print(f"shoal {service}: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    except Exception:  # noqa: BLE001 (the edge of the process: said in full, then the exit code)
+        lifecycle.stop("a crash")
+        traceback.print_exc()
+        return EXIT_CRASH
+    log.info("stopped", reason=lifecycle.reason or "done")
+    return EXIT_OK

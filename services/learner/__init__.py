@@ -1,0 +1,1 @@
+"""The learner: trains on the replay's batches and publishes parameters."""

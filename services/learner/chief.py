@@ -1,0 +1,211 @@
+"""The chief: owns the parameters, serves them, and trains on what the replay draws."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import Self
+
+from services.common.config.run import RunConfig
+from services.common.errors import UserError
+from services.common.lifecycle import Lifecycle
+from services.common.log import Log
+from services.common.metrics import Metrics
+from services.common.peer import Peer
+from services.common.rpc import Server, Stopped
+from services.common.run_folder import Progress, RunFolder
+from services.common.schema import Schema
+from services.learner.checkpoint import Checkpoint, CheckpointFolder
+from services.learner.env_steps import AcknowledgedSteps
+from services.learner.farewell import wait_for_readers
+from services.learner.parameter_service import ParameterServicer, Readers, Status
+from services.learner.parameter_store import ParameterStore, VersionReservation
+from services.learner.replay_client import ReplayClient
+from shoal.v1 import experience_pb2, parameters_pb2, parameters_pb2_grpc
+
+
+class Chief:
+    """The parts of the learner process; `with` starts them and stops them in reverse."""
+
+    def __init__(self, config: RunConfig, lifecycle: Lifecycle, log: Log) -> None:
+        """Build the parts and bind the ports.
+
+        Raises:
+            UserError: a port is taken, or the run folder holds another algorithm's run or no intact checkpoint.
+        """
+        settings, run_id = config.learner, config.run.name
+        self._config = config
+        self._lifecycle = lifecycle
+        self._log = log
+        self._folder = RunFolder(Path(config.run.folder) / run_id)
+        self._checkpoints = CheckpointFolder(self._folder.checkpoints, log)
+        self._resumed = self._checkpoints.load_newest()
+        if self._resumed is not None and self._resumed.algorithm != config.algorithm.name:
+            raise UserError(
+                f"the checkpoint in {str(self._folder.path)!r} was trained by {self._resumed.algorithm}, the run file "
+                f"asks for {config.algorithm.name}: choose another run.name, or set algorithm.name back"
+            )
+        self._steps = AcknowledgedSteps(self._resumed.acknowledged if self._resumed else {})
+        self._status = Status()
+        self._peer = Peer(run_id, experience_pb2.ROLE_LEARNER, "learner")
+        self._readers = Readers(time.monotonic, config.actor.count)
+        self._store = ParameterStore(
+            VersionReservation(self._folder.versions), self._resumed.history if self._resumed else ()
+        )
+        self._replay = ReplayClient(
+            config.replay.addresses[0],
+            peer=self._peer,
+            batch_size=settings.batch_size,
+            batches_per_sample=settings.batches_per_sample,
+            samples_in_flight=settings.samples_in_flight,
+            newest=lambda: (self._newest_version, self._status.progress.updates),
+            lifecycle=lifecycle,
+            log=log,
+        )
+        self._servicer = ParameterServicer(
+            run_id=run_id,
+            incarnation=self._peer.incarnation,
+            store=self._store,
+            readers=self._readers,
+            folder=self._folder,
+            status=self._status,
+            num_actors=config.actor.count,
+            max_updates=settings.max_updates,
+            waiting_for=lambda: self._replay.waiting_for,
+            log=log,
+        )
+        self._server = Server(settings.address, max_workers=16, option_name="learner.address")
+        self._server.add(parameters_pb2_grpc.add_ParameterServiceServicer_to_server, self._servicer)
+        self._metrics = Metrics("learner", run_id)
+        self._metrics_port = self._metrics.serve(settings.metrics_port, "learner.metrics_port")
+
+    @property
+    def address(self) -> str:
+        """Where the chief listens."""
+        return self._server.address
+
+    def __enter__(self) -> Self:
+        self._server.start()
+        self._log.info(
+            "learner listens", address=self.address, metrics_port=self._metrics_port, run=self._config.run.name
+        )
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._lifecycle.stop("training has ended")
+        try:
+            self._lifecycle.join()
+        finally:
+            self._replay.close()
+            self._server.stop()
+            self._metrics.stop()
+
+    def train(self) -> None:
+        """Wait for a first actor, then train until the last update or the stop; ends with a checkpoint."""
+        schema = self._replay.wait_for_schema()
+        learner = self._make_learner(schema)
+
+        from services.learner.checkpointer import Checkpointer
+        from services.learner.loop import train
+        from services.learner.monitor import Monitor
+
+        monitor = Monitor(
+            status=self._status,
+            store=self._store,
+            metrics=self._metrics,
+            tensorboard=self._folder.tensorboard,
+            earlier=self._resumed.progress if self._resumed else Progress(),
+            clock=time.monotonic,
+            env_steps=lambda: self._steps.total,
+            latest_evaluation=lambda: self._servicer.latest,
+            queue_depth=lambda: self._replay.depth,
+        )
+
+        def publish() -> None:
+            self._store.publish(learner.acting_parameters(), learner.updates)
+
+        def take_checkpoint() -> Checkpoint:
+            return Checkpoint(
+                algorithm=self._config.algorithm.name,
+                schema=schema,
+                progress=monitor.progress(learner.updates),
+                history=self._store.history(),
+                acknowledged=self._steps.by_life(),
+                state=learner.state(),
+            )
+
+        settings = self._config.learner
+        checkpointer = Checkpointer(
+            self._checkpoints,
+            take_checkpoint,
+            period_s=settings.checkpoint_period_s,
+            clock=time.monotonic,
+            lifecycle=self._lifecycle,
+        )
+        publish()
+        self._lifecycle.spawn("env-steps", lambda: self._steps.watch(self._replay, self._lifecycle))
+        self._replay.start(schema)
+        self._status.run_state = parameters_pb2.RUN_STATE_TRAINING
+        try:
+            train(
+                learner,
+                self._replay,
+                monitor,
+                publish=publish,
+                checkpoint_if_due=checkpointer.save_if_due,
+                max_updates=settings.max_updates,
+                publish_period=settings.publish_period,
+                importance_exponent=settings.importance_exponent,
+            )
+            self._steps.poll(self._replay)
+        except Stopped:
+            self._log.info("training stops early", updates=learner.updates, reason=self._lifecycle.reason)
+        self._replay.finish()
+        publish()
+        checkpointer.finish()
+        monitor.show(learner.updates)
+        monitor.close()
+
+    def say_farewell(self) -> None:
+        """Tell actors and evaluator that training is finished, and wait until they know."""
+        progress = self._status.progress
+        if progress.updates < self._config.learner.max_updates:
+            return
+        self._status.run_state = parameters_pb2.RUN_STATE_FINISHED
+        self._log.info("training is finished", updates=progress.updates, env_steps=progress.env_steps)
+        wait_for_readers(
+            self._readers,
+            last_version=self._newest_version,
+            latest_evaluation=lambda: self._servicer.latest,
+            clock=time.monotonic,
+            lifecycle=self._lifecycle,
+            log=self._log,
+        )
+
+    @property
+    def _newest_version(self) -> int:
+        newest = self._store.newest
+        return newest.version if newest else 0
+
+    def _make_learner(self, schema: Schema) -> Any:
+        from services.agent.registry import learner_class  # torch takes seconds to import: not before it is needed
+
+        config, resumed = self._config, self._resumed
+        if resumed is not None and resumed.schema != schema:
+            raise UserError(
+                f"the checkpoint in {str(self._folder.path)!r} does not fit the actors' environment: "
+                f"{resumed.schema.difference(schema)}; choose another run.name, or the environment of that run"
+            )
+        learner = learner_class(config.algorithm.name)(
+            schema,
+            config.algorithm_settings,
+            seed=config.run.seed,
+            device=config.learner.device,
+            num_threads=config.learner.torch_threads,
+        )
+        if resumed is not None:
+            learner.load_state(resumed.state)
+            self._log.info("resumed", updates=learner.updates, env_steps=self._steps.total)
+        return learner

@@ -1,0 +1,38 @@
+"""How many environment steps stand behind the training: what each life of the replay acknowledged, added up."""
+
+from __future__ import annotations
+
+from typing import Dict, Mapping
+
+from services.common.lifecycle import Lifecycle
+from services.common.rpc import Stopped
+from services.learner.replay_client import ReplayClient
+
+POLL_PERIOD_S = 1.0
+
+
+class AcknowledgedSteps:
+    """Asks the replay once a second, and remembers earlier lives of it."""
+
+    def __init__(self, earlier: Mapping[str, int]) -> None:
+        self._steps: Dict[str, int] = dict(earlier)  # life of the replay -> steps
+
+    @property
+    def total(self) -> int:
+        return sum(self._steps.values())
+
+    def by_life(self) -> Dict[str, int]:
+        """As kept in checkpoints."""
+        return dict(self._steps)
+
+    def watch(self, replay: ReplayClient, lifecycle: Lifecycle) -> None:
+        """Poll until the process stops; run it on a thread."""
+        while not lifecycle.stopping.wait(POLL_PERIOD_S):
+            try:
+                self.poll(replay)
+            except Stopped:
+                return
+
+    def poll(self, replay: ReplayClient) -> None:
+        info = replay.info()
+        self._steps[f"{info.replay_incarnation:x}"] = info.steps.acknowledged

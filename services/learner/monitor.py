@@ -1,0 +1,106 @@
+"""What the training loop shows: progress and lag for `GetInfo`, Prometheus metrics, TensorBoard events."""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+from typing import Any, Callable, Deque, Dict, Optional
+
+import numpy as np
+import numpy.typing as npt
+
+from services.agent.algorithm import Update
+from services.common.batch import Batch
+from services.common.metrics import Metrics
+from services.common.run_folder import Evaluation, Progress
+from services.learner.parameter_service import Status
+from services.learner.parameter_store import ParameterStore
+
+SHOW_PERIOD_S = 0.5
+LAG_WINDOW = 64  # batches behind the shown percentiles
+LAG_BUCKETS = (0, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000)
+
+
+class Monitor:
+    """Counts on every update, shows twice a second."""
+
+    def __init__(
+        self,
+        *,
+        status: Status,
+        store: ParameterStore,
+        metrics: Metrics,
+        tensorboard: Path,
+        earlier: Progress,
+        clock: Callable[[], float],
+        env_steps: Callable[[], int],
+        latest_evaluation: Callable[[], Optional[Evaluation]],
+        queue_depth: Callable[[], int],
+    ) -> None:
+        from tensorboardX import SummaryWriter  # slow to import: not before the config is checked
+
+        self._status = status
+        self._store = store
+        self._clock = clock
+        self._started_at = clock()
+        self._earlier = earlier
+        self._env_steps = env_steps
+        self._latest_evaluation = latest_evaluation
+        self._queue_depth = queue_depth
+        self._lags: Deque[npt.NDArray[np.int64]] = deque(maxlen=LAG_WINDOW)
+        self._shown_at = 0.0
+        self._shown_version = 0
+        self._events: Any = SummaryWriter(str(tensorboard))
+        self._updates = metrics.gauge("updates", "Optimizer updates done over all lives of the chief.")
+        self._version = metrics.gauge("version", "Newest published version.")
+        self._lag = metrics.batch_histogram("item_lag_updates", "Lag of trained items in updates.", LAG_BUCKETS)
+        self._prefetch = metrics.gauge("prefetch_depth_batches", "Batches that wait to be trained on.")
+        self._seconds = metrics.gauge("training_seconds", "Running time of the chief over all its lives.")
+        self._scalars: Dict[str, Any] = {}
+        self._metrics = metrics
+        status.progress = earlier
+
+    def progress(self, updates: int) -> Progress:
+        """How far the run has come."""
+        seconds = self._earlier.training_seconds + self._clock() - self._started_at
+        return Progress(updates=updates, training_seconds=seconds, env_steps=self._env_steps())
+
+    def after_update(self, updates: int, batch: Batch, update: Update) -> None:
+        """Count one update."""
+        lag = self._store.lag(batch.policy_version, updates)
+        self._lags.append(lag)
+        self._lag.observe(lag)
+        if update.metrics:
+            self._show_scalars(updates, update.metrics)
+        if self._clock() - self._shown_at >= SHOW_PERIOD_S:
+            self.show(updates)
+
+    def show(self, updates: int) -> None:
+        """Bring `GetInfo`, metrics and events up to date."""
+        self._shown_at = self._clock()
+        status = self._status
+        status.progress = self.progress(updates)
+        if self._lags:
+            status.lag_p50, status.lag_p95 = np.percentile(np.concatenate(list(self._lags)), [50, 95]).tolist()
+        newest = self._store.newest
+        self._updates.set(updates)
+        self._version.set(newest.version if newest else 0)
+        self._prefetch.set(self._queue_depth())
+        self._seconds.set(status.progress.training_seconds)
+        self._events.add_scalar("lag/p50_updates", status.lag_p50, updates)
+        self._events.add_scalar("lag/p95_updates", status.lag_p95, updates)
+        evaluation = self._latest_evaluation()
+        if evaluation is not None and evaluation.version != self._shown_version:
+            self._shown_version = evaluation.version
+            self._events.add_scalar("evaluation/success_rate", evaluation.success_rate, evaluation.updates)
+            self._events.add_scalar("evaluation/mean_return", evaluation.mean_return, evaluation.updates)
+
+    def close(self) -> None:
+        self._events.close()
+
+    def _show_scalars(self, updates: int, values: Dict[str, float]) -> None:
+        for name, value in values.items():
+            self._events.add_scalar(f"learning/{name}", value, updates)
+            if name not in self._scalars:
+                self._scalars[name] = self._metrics.gauge(f"learning_{name}", f"The algorithm's {name}, latest.")
+            self._scalars[name].set(value)

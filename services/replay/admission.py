@@ -1,0 +1,166 @@
+"""Admission: which chunks may be applied, in which order, and which life of an actor may send them."""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Deque, Dict, List, Tuple
+
+import numpy as np
+import numpy.typing as npt
+
+from services.common.chunk import ActorCounters, Chunk
+
+MAX_FENCED = 1024  # lives of one actor that are remembered as over
+
+
+class InsertStatus(enum.IntEnum):
+    """The answer to an insert; the numbers are those of the wire."""
+
+    APPLIED = 1
+    DUPLICATE = 2
+    BLOCKED = 3
+    OUT_OF_ORDER = 4
+    NEED_SCHEMA = 5
+    REFUSED = 6
+    FENCED = 7
+
+
+@dataclass
+class LaneGroup:
+    """What the replay knows of one lane group in one life of its actor."""
+
+    num_lanes: int  # 0 until the first chunk with steps
+    next_sequence: int
+    next_step: int  # index of the step that would follow without a gap
+    open_keys: npt.NDArray[np.int64]  # [n_step, num_lanes], rows whose windows are open, aligned to the end; -1: none
+
+
+@dataclass
+class ActorRecord:
+    """What the replay knows of one actor name, in its newest life."""
+
+    name: str
+    index: int
+    incarnation: int
+    last_seen_s: float
+    groups: Dict[int, LaneGroup] = field(default_factory=dict)
+    fenced: Deque[int] = field(default_factory=lambda: deque(maxlen=MAX_FENCED))
+    calls_in_flight: int = 0
+    acknowledged_steps: int = 0  # of all lives
+    last_policy_version: int = 0
+    counters: ActorCounters = field(default_factory=ActorCounters)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a chunk may be applied (status APPLIED: it may) and why not."""
+
+    status: InsertStatus
+    reason: str
+    next_sequence: int
+
+
+class Admission:
+    """The actors, their lives and their lane groups.
+
+    A resend is harmless: (actor, incarnation, lane group, sequence) is applied once. A chunk that is ahead of its turn
+    is refused, never parked. An incarnation that was not seen before is the newer one, and fences the older for good.
+    A lane group that is not known may begin at any sequence, since the replay may be the one that restarted.
+    """
+
+    def __init__(self, n_step: int) -> None:
+        self._n_step = n_step
+        self.actors: Dict[str, ActorRecord] = {}
+        self.names: List[str] = []  # by index
+
+    def judge(self, actor: str, incarnation: int, chunk: Chunk) -> Verdict:
+        """Say whether `chunk` may be applied now; changes nothing."""
+        record = self.actors.get(actor)
+        if record is not None and incarnation in record.fenced:
+            return Verdict(
+                InsertStatus.FENCED,
+                f"actor {actor!r} was started anew as incarnation {record.incarnation:#x}; this one, {incarnation:#x}, "
+                f"must stop, or be given a name of its own",
+                0,
+            )
+        group = None
+        if record is not None and record.incarnation == incarnation:
+            group = record.groups.get(chunk.lane_group)
+        if group is None:
+            return Verdict(InsertStatus.APPLIED, "", chunk.sequence)
+        status, reason = self._compare(group, chunk, f"lane group {chunk.lane_group} of actor {actor!r}")
+        return Verdict(status, reason, group.next_sequence)
+
+    @staticmethod
+    def _compare(group: LaneGroup, chunk: Chunk, where: str) -> Tuple[InsertStatus, str]:
+        awaited, sequence = group.next_sequence, chunk.sequence
+        if sequence < awaited:
+            return InsertStatus.DUPLICATE, f"sequence {sequence} of {where} was acknowledged before"
+        if sequence > awaited:
+            return (
+                InsertStatus.OUT_OF_ORDER,
+                f"{where} sent sequence {sequence} while {awaited} is awaited; send that one first",
+            )
+        if chunk.num_steps > 0 and group.num_lanes not in (0, chunk.num_lanes):
+            return (
+                InsertStatus.REFUSED,
+                f"{where} has {group.num_lanes} lanes, not {chunk.num_lanes}; a lane group never changes its size",
+            )
+        if chunk.first_step < group.next_step:
+            already = (
+                f"{where} sent steps from {chunk.first_step} on, but those below {group.next_step} were acknowledged"
+            )
+            return InsertStatus.REFUSED, f"{already} before; number the steps of a life without going back"
+        return InsertStatus.APPLIED, ""
+
+    def enter(self, actor: str, incarnation: int, now_s: float) -> List[LaneGroup]:
+        """Make `incarnation` the living one of `actor`.
+
+        Returns:
+            The lane groups of the life that it fences, whose open windows must be closed.
+        """
+        record = self.actors.get(actor)
+        if record is None:
+            self.actors[actor] = ActorRecord(actor, len(self.names), incarnation, now_s)
+            self.names.append(actor)
+            return []
+        record.last_seen_s = now_s
+        if record.incarnation == incarnation:
+            return []
+        orphans = list(record.groups.values())
+        record.fenced.append(record.incarnation)
+        record.incarnation = incarnation
+        record.groups = {}
+        return orphans
+
+    def group_of(self, record: ActorRecord, chunk: Chunk) -> LaneGroup:
+        """The lane group of an admitted chunk, made if it is new; its size is fixed by the first chunk with steps."""
+        group = record.groups.get(chunk.lane_group)
+        if group is None:
+            group = LaneGroup(0, chunk.sequence, chunk.first_step, np.full((self._n_step, 0), -1, np.int64))
+            record.groups[chunk.lane_group] = group
+        if chunk.num_steps > 0 and group.num_lanes == 0:
+            group.num_lanes = chunk.num_lanes
+            group.open_keys = np.full((self._n_step, chunk.num_lanes), -1, np.int64)
+        return group
+
+    def acknowledge(self, record: ActorRecord, group: LaneGroup, chunk: Chunk) -> None:
+        """Move on behind an applied chunk."""
+        group.next_sequence = chunk.sequence + 1
+        group.next_step = chunk.first_step + chunk.num_steps
+        record.acknowledged_steps += chunk.num_valid
+        record.counters = chunk.counters
+        if chunk.num_steps > 0:
+            record.last_policy_version = int(chunk.policy_version[-1])
+
+    def silent(self, now_s: float, max_silence_s: float) -> List[ActorRecord]:
+        """Actors with open windows that were not heard of for longer than `max_silence_s`."""
+        return [
+            record
+            for record in self.actors.values()
+            if record.calls_in_flight == 0
+            and now_s - record.last_seen_s > max_silence_s
+            and any((group.open_keys >= 0).any() for group in record.groups.values())
+        ]

@@ -1,0 +1,371 @@
+"""The item store: ring, sum tree and step counters, changed together; no lock, no clock, no limiter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Dict, List, Optional
+
+import numpy as np
+import numpy.typing as npt
+
+from services.common.batch import Batch
+from services.common.chunk import Chunk
+from services.common.schema import Schema
+from services.replay.items import StepOutcome, Timeline, build_windows
+from services.replay.priorities import (
+    LargestPriority,
+    PriorityOutcome,
+    UpdateOutcome,
+    judge_updates,
+    leaf_of,
+    priority_of,
+)
+from services.replay.ring import Allocate, Ring, in_memory
+from services.replay.sum_tree import SumTree
+
+Keys = npt.NDArray[np.int64]
+
+
+@dataclass
+class StepCounters:
+    """Steps since the table was made; two equations hold after every change.
+
+    acknowledged = resident + overwritten + reset + quarantined + lost_tail
+    acknowledged = items + unripe + unripe_evicted + lost_tail + quarantined
+    """
+
+    acknowledged: int = 0
+    resident: int = 0  # in the ring, as an item or with an open window
+    overwritten: int = 0  # left the ring, as an item or with an open window
+    reset: int = 0
+    quarantined: int = 0  # never entered the ring
+    lost_tail: int = 0  # no successor was seen; whether the row is still in the ring does not matter
+    items: int = 0  # ever became an item
+    unripe: int = 0  # window still open, row in the ring
+    unripe_evicted: int = 0  # left the ring before the window was complete
+
+    def check_valid(self) -> Optional[str]:
+        """Which equation does not hold, or None."""
+        kept = self.resident + self.overwritten + self.reset + self.quarantined + self.lost_tail
+        if kept != self.acknowledged:
+            return f"{self.acknowledged} steps were acknowledged, but {kept} are accounted for: {self}"
+        started = self.items + self.unripe + self.unripe_evicted + self.lost_tail + self.quarantined
+        if started != self.acknowledged:
+            return f"{self.acknowledged} steps were acknowledged, but {started} came to something: {self}"
+        return None
+
+
+@dataclass(frozen=True)
+class Intake:
+    """What is known of a chunk beside its columns."""
+
+    quarantined: npt.NDArray[np.bool_]  # [B], lanes that were taken out: no step of theirs is left
+    quarantined_steps: int
+    follows_gap: bool  # steps are missing between the lane group's last chunk and this one
+    actor: int  # index of the actor's record
+    now_s: float  # the table's clock
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What one draw of several batches brought."""
+
+    batches: List[Batch]
+    bootstrap_keys: List[Keys]  # [N] a batch
+    inserted_s: List[npt.NDArray[np.float64]]  # [N] a batch, the clock at insertion
+
+
+class ItemStore:
+    """Turns chunks into rows and items, draws items, and keeps their priorities."""
+
+    def __init__(
+        self,
+        *,
+        capacity: int,
+        schema: Schema,
+        n_step: int,
+        discount: float,
+        priority_exponent: float,
+        allocate: Allocate = in_memory,
+    ) -> None:
+        if n_step < 1:
+            raise ValueError(f"n_step is {n_step}; it must be at least 1")
+        if not 0.0 <= discount <= 1.0:
+            raise ValueError(f"discount is {discount}; it must lie in [0, 1]")
+        if not 0.0 <= priority_exponent <= 4.0:
+            raise ValueError(f"priority_exponent is {priority_exponent}; it must lie in [0, 4] (0 draws uniformly)")
+        self.n_step = n_step
+        self.discount = discount
+        self.priority_exponent = priority_exponent
+        self.ring = Ring(capacity, schema, allocate)
+        self.tree = SumTree(capacity)
+        self.counters = StepCounters()
+        self._largest = LargestPriority(self.ring.priority)
+
+    @property
+    def num_items(self) -> int:
+        """Items that can be drawn."""
+        return self.counters.resident - self.counters.unripe
+
+    def insert(self, chunk: Chunk, lane_open_keys: Keys, intake: Intake) -> Keys:
+        """Write the rows of a chunk from which quarantined lanes were taken, and close the windows it completes.
+
+        Args:
+            chunk: T >= 1 steps of B lanes; at most `capacity` rows with the final observations.
+            lane_open_keys: <int64>[n_step, B], of the lane group, as the last call returned it.
+            intake: what else there is to know about the chunk.
+
+        Returns:
+            The group's new `lane_open_keys`.
+        """
+        shape, num_rows, num_final = chunk.flags.shape, chunk.flags.size, len(chunk.final)
+        first_key = self.ring.reserve(num_rows + num_final)
+        evicted = self._evict(first_key, num_rows + num_final)
+        self._write(first_key, chunk, intake)
+        self.ring.commit()
+        self.counters.acknowledged += chunk.num_valid + intake.quarantined_steps
+        self.counters.quarantined += intake.quarantined_steps
+        self.counters.resident += chunk.num_valid
+        self.counters.unripe += chunk.num_valid
+        final_key = np.full(num_rows, -1, np.int64)
+        final_key[chunk.final.step] = np.arange(first_key + num_rows, first_key + num_rows + num_final)
+        past = self._past(lane_open_keys, intake.quarantined | intake.follows_gap)
+        timeline = Timeline(
+            key=np.concatenate((past.key, np.arange(first_key, first_key + num_rows).reshape(shape))),
+            exists=np.concatenate((past.exists, np.broadcast_to(~intake.quarantined, shape))),
+            reward=np.concatenate((past.reward, chunk.reward)),
+            flags=np.concatenate((past.flags, chunk.flags)),
+            final_key=np.concatenate((past.final_key, final_key.reshape(shape))),
+            severed=np.concatenate((past.severed, np.zeros(shape, np.bool_))),
+        )
+        return self._settle(timeline, evicted)
+
+    def close(self, lane_open_keys: Keys) -> None:
+        """Close the open windows of a lane group with what is known: nothing will follow."""
+        past = self._past(lane_open_keys, np.ones(lane_open_keys.shape[1], np.bool_))
+        self._settle(past, np.zeros(0, np.int64))
+
+    def _evict(self, first_key: int, num_rows: int) -> npt.NDArray[np.int64]:
+        """Account for the rows that are about to be overwritten; returns the slots that held items."""
+        counters = self.counters
+        gone: List[npt.NDArray[np.int64]] = []
+        for slots, _ in self.ring.segments(first_key, num_rows):
+            status = self.ring.status[slots]
+            items = np.flatnonzero(status == StepOutcome.ITEM) + slots.start
+            unripe = int(np.count_nonzero(status == StepOutcome.OPEN))
+            counters.unripe -= unripe
+            counters.unripe_evicted += unripe
+            counters.resident -= unripe + len(items)
+            counters.overwritten += unripe + len(items)
+            self.ring.status[slots] = StepOutcome.NO_STEP
+            self.ring.priority[slots] = 0.0
+            gone.append(items)
+        return np.concatenate(gone) if gone else np.zeros(0, np.int64)
+
+    def _write(self, first_key: int, chunk: Chunk, intake: Intake) -> None:
+        """Write the columns that come from the actor: T x B steps, then the final observations."""
+        num_steps, num_lanes, num_rows = chunk.num_steps, chunk.num_lanes, chunk.flags.size
+        for name, column in chunk.observation.items():
+            rows = column.reshape(num_rows, *column.shape[2:])
+            self.ring.write(first_key, {f"observation.{name}": rows})
+            self.ring.write(first_key + num_rows, {f"observation.{name}": chunk.final.observation[name]})
+        self.ring.write(
+            first_key,
+            {
+                "action": chunk.action.reshape(num_rows, *chunk.action.shape[2:]),
+                "reward": chunk.reward.reshape(-1),
+                "flags": chunk.flags.reshape(-1),
+                "policy_version": np.repeat(chunk.policy_version, num_lanes),
+                "q_taken": chunk.q_taken.reshape(-1),
+                "value": chunk.value.reshape(-1),
+            },
+        )
+        num_final = len(chunk.final)
+        self.ring.write(
+            first_key + num_rows,
+            {
+                "action": np.zeros((num_final, *chunk.action.shape[2:]), chunk.action.dtype),
+                "reward": np.zeros(num_final, np.float32),
+                "flags": np.zeros(num_final, np.uint8),
+                "policy_version": chunk.policy_version[chunk.final.step // max(1, num_lanes)],
+                "q_taken": np.full(num_final, np.nan, np.float32),
+                "value": chunk.final.value,
+            },
+        )
+        for slots, _ in self.ring.segments(first_key, num_steps * num_lanes + num_final):
+            self.ring.inserted_s[slots] = intake.now_s
+            self.ring.actor[slots] = intake.actor
+
+    def _past(self, lane_open_keys: Keys, severed: npt.NDArray[np.bool_]) -> Timeline:
+        """The timeline of the rows whose windows are open, without those that the ring has overwritten."""
+        exists = lane_open_keys >= self.ring.oldest_key
+        slots = self.ring.slots(np.where(exists, lane_open_keys, 0))
+        last = np.zeros(exists.shape, np.bool_)
+        last[-1] = severed
+        return Timeline(
+            key=np.where(exists, lane_open_keys, -1),
+            exists=exists,
+            reward=self.ring.reward[slots],
+            flags=self.ring.flags[slots],
+            final_key=np.full(exists.shape, -1, np.int64),
+            severed=last,
+        )
+
+    def _settle(self, timeline: Timeline, evicted: npt.NDArray[np.int64]) -> Keys:
+        """Make items of the windows that closed; returns the keys of those that are open, <int64>[n_step, B]."""
+        ring, counters = self.ring, self.counters
+        windows = build_windows(timeline, self.n_step, self.discount)
+        is_item = windows.outcome == StepOutcome.ITEM
+        is_open = windows.outcome == StepOutcome.OPEN
+        slots = ring.slots(timeline.key[is_item])
+        lost = ring.slots(timeline.key[windows.outcome == StepOutcome.LOST])
+        self._largest.touch(evicted)
+        ring.n_step_return[slots] = windows.n_step_return[is_item]
+        ring.discount[slots] = windows.discount[is_item]
+        ring.bootstrap_key[slots] = windows.bootstrap_key[is_item]
+        ring.times_sampled[slots] = 0
+        p = self._first_priority(
+            slots, windows.n_step_return[is_item], windows.discount[is_item], windows.bootstrap_key[is_item]
+        )
+        ring.priority[slots] = p
+        ring.status[slots] = StepOutcome.ITEM
+        ring.status[lost] = StepOutcome.LOST
+        ring.status[ring.slots(timeline.key[is_open])] = StepOutcome.OPEN
+        self._largest.touch(slots)
+        # Rows that left come first: of a slot given twice the last counts.
+        self.tree.set(
+            np.concatenate((evicted, slots)),
+            np.concatenate((np.zeros(len(evicted)), leaf_of(p, self.priority_exponent))),
+        )
+        counters.items += len(slots)
+        counters.lost_tail += len(lost)
+        counters.unripe -= len(slots) + len(lost)
+        counters.resident -= len(lost)
+        return np.where(is_open, timeline.key, -1)[-self.n_step :]
+
+    def _first_priority(
+        self,
+        slots: npt.NDArray[np.int64],
+        n_step_return: npt.NDArray[np.float64],
+        discount: npt.NDArray[np.float64],
+        bootstrap_key: Keys,
+    ) -> npt.NDArray[np.float64]:
+        """First p from the actor's own critics, |R + discount * value - q_taken|; without them the largest resident."""
+        value = self.ring.value[self.ring.slots(bootstrap_key)].astype(np.float64)
+        # A terminated end takes no value, and 0 * NaN is NaN.
+        future = np.where(discount > 0.0, discount * value, 0.0)
+        delta = n_step_return + future - self.ring.q_taken[slots]
+        known = np.isfinite(delta)
+        p, _ = priority_of(np.where(known, delta, 0.0))
+        if not known.all():
+            p[~known] = self._largest.value()
+        return p
+
+    def draw(self, rng: np.random.Generator, num_batches: int, batch_size: int) -> Draw:
+        """Draw batches with replacement, stratified each, and copy their rows out.
+
+        Raises:
+            ValueError: there is no item.
+        """
+        ring = self.ring
+        slots = self.tree.draw_stratified(rng, num_batches, batch_size)
+        flat = slots.reshape(-1)
+        bootstrap_keys = ring.bootstrap_key[flat]
+        next_slots = ring.slots(bootstrap_keys)
+        columns: Dict[str, npt.NDArray[Any]] = {
+            "keys": ring.keys(flat),
+            "probability": self.tree.leaves(flat) / self.tree.total,
+            "priority": ring.priority[flat],
+            "times_sampled": ring.times_sampled[flat] + _occurrence(flat),
+            "action": np.take(ring.action, flat, axis=0),
+            "n_step_return": ring.n_step_return[flat],
+            "discount": ring.discount[flat],
+            "policy_version": ring.policy_version[flat],
+        }
+        observation = {name: np.take(column, flat, axis=0) for name, column in ring.observation.items()}
+        next_observation = {name: np.take(column, next_slots, axis=0) for name, column in ring.observation.items()}
+        np.add.at(ring.times_sampled, flat, 1)
+        inserted_s = ring.inserted_s[flat]
+        parts = [slice(k * batch_size, (k + 1) * batch_size) for k in range(num_batches)]
+        batches = [
+            Batch(
+                observation={name: rows[part] for name, rows in observation.items()},
+                next_observation={name: rows[part] for name, rows in next_observation.items()},
+                num_items=self.num_items,
+                **{name: rows[part] for name, rows in columns.items()},
+            )
+            for part in parts
+        ]
+        return Draw(batches, [bootstrap_keys[part] for part in parts], [inserted_s[part] for part in parts])
+
+    def update_priorities(self, keys: Keys, td_error: npt.NDArray[np.float64]) -> PriorityOutcome:
+        """Apply a batch of updates <int64>[N], <float64>[N] whole, with an answer per item.
+
+        Raises:
+            ValueError: the two differ in shape; nothing was changed.
+        """
+        if keys.ndim != 1 or keys.shape != td_error.shape:
+            raise ValueError(f"keys {list(keys.shape)} and TD errors {list(td_error.shape)} must be of one length")
+        slots = self.ring.slots(keys)
+        is_item = self.ring.is_resident(keys) & (self.ring.status[slots] == StepOutcome.ITEM)
+        outcome = judge_updates(keys, td_error, is_item)
+        applied = outcome == UpdateOutcome.APPLIED
+        p, clamped = priority_of(td_error[applied])
+        chosen = slots[applied]
+        self.ring.priority[chosen] = p
+        self._largest.touch(chosen)
+        self.tree.set(chosen, leaf_of(p, self.priority_exponent))
+        counts = np.bincount(outcome, minlength=len(UpdateOutcome) + 1)
+        return PriorityOutcome(
+            outcome=outcome,
+            applied=int(counts[UpdateOutcome.APPLIED]),
+            stale=int(counts[UpdateOutcome.STALE]),
+            rejected=int(counts[UpdateOutcome.REJECTED]),
+            superseded=int(counts[UpdateOutcome.SUPERSEDED]),
+            clamped=int(np.count_nonzero(clamped)),
+        )
+
+    def check_valid(self) -> Optional[str]:
+        """What is wrong with the store, or None. Looks at every row."""
+        return (
+            self.ring.check_valid()
+            or self.tree.check_valid()
+            or self.counters.check_valid()
+            or self._check_rows()
+            or self._check_priorities()
+        )
+
+    def _check_rows(self) -> Optional[str]:
+        ring, counters = self.ring, self.counters
+        slots = np.arange(ring.capacity)
+        is_item, is_open = ring.status == StepOutcome.ITEM, ring.status == StepOutcome.OPEN
+        if int(is_open.sum()) != counters.unripe or int((is_item | is_open).sum()) != counters.resident:
+            return f"the ring holds {is_item.sum()} items and {is_open.sum()} open windows, not what {counters} says"
+        if (ring.bootstrap_key <= ring.keys(slots))[is_item].any():
+            return "an item's bootstrap row is not newer than the item"
+        if not ring.is_resident(ring.bootstrap_key[is_item]).all():
+            return "an item's bootstrap row is not in the ring"
+        return None
+
+    def _check_priorities(self) -> Optional[str]:
+        ring, slots = self.ring, np.arange(self.ring.capacity)
+        is_item = ring.status == StepOutcome.ITEM
+        if (ring.priority[is_item] <= 0.0).any() or ring.priority[~is_item].any():
+            return "an item has no priority, or a row without an item has one"
+        expected = np.where(is_item, leaf_of(ring.priority, self.priority_exponent), 0.0)
+        if not np.allclose(self.tree.leaves(slots), expected, rtol=1e-12, atol=0.0):  # powers may differ by rounding
+            return "a leaf of the sum tree is not the power of its row's priority"
+        if self._largest.value(0.0) != ring.priority.max():
+            return "the largest priority is not that of the column"
+        return None
+
+
+def _occurrence(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """How often each value came up to and with its place, <int64>[N]: 1 for the first."""
+    order = np.argsort(values, kind="stable")
+    ordered = values[order]
+    starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
+    lengths = np.diff(np.append(starts, len(values)))
+    occurrence = np.empty(len(values), np.int64)
+    occurrence[order] = np.arange(len(values)) - np.repeat(starts, lengths) + 1
+    return occurrence

@@ -1,0 +1,126 @@
+"""From steps to items: n-step windows over the timelines of many lanes at once."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from services.common.chunk import TERMINATED, TRUNCATED, VALID
+
+
+class StepOutcome(enum.IntEnum):
+    """What became of a row; the value that the ring's `status` column holds."""
+
+    NO_STEP = 0  # final observation, reset row, quarantined or empty
+    OPEN = 1  # its window is not complete
+    ITEM = 2
+    LOST = 3  # nobody saw its successor, and nobody ever will
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Rows of B lanes in the order of time, the oldest first; a lane's rows end at the last position or are absent.
+
+    Keys grow along a lane. Steps at the beginning may be absent (`exists` false); after the first row of a lane
+    there is no hole, except between a row that is severed and the next.
+    """
+
+    key: npt.NDArray[np.int64]  # [E, B]
+    exists: npt.NDArray[np.bool_]  # [E, B]
+    reward: npt.NDArray[np.float32]  # [E, B]
+    flags: npt.NDArray[np.uint8]  # [E, B], VALID | TERMINATED | TRUNCATED; 0 where no step
+    final_key: npt.NDArray[np.int64]  # [E, B], row of the final observation that belongs to this step; -1: none
+    severed: npt.NDArray[np.bool_]  # [E, B], whatever comes next in this lane is not this row's successor
+
+
+@dataclass(frozen=True)
+class Windows:
+    """What each row of a timeline came to. The last three hold sense only where the outcome is ITEM."""
+
+    outcome: npt.NDArray[np.uint8]  # [E, B], StepOutcome
+    n_step_return: npt.NDArray[np.float64]  # [E, B]
+    discount: npt.NDArray[np.float64]  # [E, B]
+    bootstrap_key: npt.NDArray[np.int64]  # [E, B], larger than the row's own key
+
+
+@dataclass(frozen=True)
+class _Links:
+    """How each row leads on to the next; of known, gone and neither, exactly one holds for a step."""
+
+    known: npt.NDArray[np.bool_]  # the observation that the step led to has a row
+    gone: npt.NDArray[np.bool_]  # it has none, and never will; neither: it may still come
+    key: npt.NDArray[np.int64]  # that row, where known
+    stop: npt.NDArray[np.bool_]  # no window goes on beyond this step
+    terminated: npt.NDArray[np.bool_]
+
+
+def _ahead(column: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """The value one position later in time; False after the last."""
+    shifted = np.zeros_like(column)
+    shifted[:-1] = column[1:]
+    return shifted
+
+
+def _links(timeline: Timeline) -> _Links:
+    flags = timeline.flags
+    valid = timeline.exists & ((flags & VALID) != 0)
+    terminated = (flags & TERMINATED) != 0
+    ended = (flags & (TERMINATED | TRUNCATED)) != 0
+    has_final = timeline.final_key >= 0
+    next_exists, next_valid = _ahead(timeline.exists), _ahead(valid)
+    # Inside an episode the next row must be a step. After its end the next row is the true final observation only if
+    # it is no step (next_step auto-reset); where the task terminated, no value is taken there and any row will do.
+    leads_on = np.where(ended, terminated | ~next_valid, next_valid)
+    known = has_final | (next_exists & ~timeline.severed & leads_on)
+    next_key = np.full_like(timeline.key, -1)
+    next_key[:-1] = timeline.key[1:]
+    return _Links(
+        known=known,
+        gone=~known & (next_exists | timeline.severed),
+        key=np.where(has_final, timeline.final_key, next_key),
+        stop=has_final | ended,
+        terminated=terminated,
+    )
+
+
+def build_windows(timeline: Timeline, n_step: int, discount: float) -> Windows:
+    """Close each window that can be closed, and say which rows wait or are lost.
+
+    For the step at position t, R = sum_{k<K} discount^k r_{t+k} with K <= n_step, cut at the end of the episode; the
+    item's discount is discount^K, or 0 where the episode terminated (also if it was truncated at once), and it
+    bootstraps from the observation that step t+K-1 led to. Where that observation will never be seen (the actor died,
+    steps are missing, a truncation without its final observation), the window ends one step earlier, at that step's
+    own row; a step without any successor is lost.
+    """
+    num_rows = timeline.key.shape[0]
+    links = _links(timeline)
+    active = timeline.exists & ((timeline.flags & VALID) != 0)
+    outcome = np.zeros(timeline.key.shape, np.uint8)
+    n_step_return = np.zeros(timeline.key.shape, np.float64)
+    item_discount = np.zeros(timeline.key.shape, np.float64)
+    bootstrap_key = np.full_like(timeline.key, -1)
+    for k in range(min(n_step, num_rows)):
+        # Views: position t of the window's start beside position t + k of its k-th step. A window that would reach
+        # beyond the last position has ended by then, since the last position never leads on.
+        now, here = slice(0, num_rows - k), slice(k, num_rows)
+        running, terminated = active[now], links.terminated[here]
+        known, gone = running & links.known[here], running & links.gone[here]
+        # Terminated with its successor unseen: the return is complete, and the row after the end is never needed.
+        finished_blind = gone & terminated if k > 0 else np.zeros_like(gone)
+        earned = known | finished_blind
+        n_step_return[now] += np.where(earned, discount**k * timeline.reward[here].astype(np.float64), 0.0)
+        complete = known & links.stop[here] if k + 1 < n_step else known
+        cut_short = gone if k > 0 else np.zeros_like(gone)
+        closed = complete | cut_short
+        power = np.where(known, discount ** (k + 1), discount**k)
+        np.copyto(item_discount[now], np.where(terminated & earned, 0.0, power), where=closed)
+        np.copyto(bootstrap_key[now], np.where(known, links.key[here], timeline.key[here]), where=closed)
+        outcome[now][closed] = StepOutcome.ITEM
+        outcome[now][gone & ~closed] = StepOutcome.LOST
+        outcome[now][running & ~known & ~gone] = StepOutcome.OPEN
+        active[now] = known & ~closed
+        active[num_rows - k :] = False
+    return Windows(outcome, n_step_return, item_discount, bootstrap_key)

@@ -1,0 +1,58 @@
+"""Prometheus metrics of the replay, read from the table when Prometheus asks."""
+
+from __future__ import annotations
+
+from typing import Callable, Iterator, Optional, Tuple
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from services.replay.table import Table
+from services.replay.table_info import TableInfo
+
+
+class TableCollector(Collector):
+    """Turns one `Table.info()` into metrics; empty until an actor has introduced itself."""
+
+    def __init__(self, run: str, table: Callable[[], Optional[Table]]) -> None:
+        self._run = run
+        self._table = table
+
+    def collect(self) -> Iterator[Metric]:
+        table = self._table()
+        if table is None:
+            return
+        info = table.info()
+        for name, text, value in _gauges(info):
+            gauge = GaugeMetricFamily(f"shoal_replay_{name}", text, labels=["run"])
+            gauge.add_metric([self._run], value)
+            yield gauge
+        for name, text, value in _counters(info):
+            counter = CounterMetricFamily(f"shoal_replay_{name}", text, labels=["run"])
+            counter.add_metric([self._run], value)
+            yield counter
+        waiting = GaugeMetricFamily("shoal_replay_waiting_calls", "Calls held by the limiter.", labels=["run", "call"])
+        for call in ("Insert", "Sample"):
+            waiting.add_metric([self._run, call], sum(waiter.call == call for waiter in info.waiters))
+        yield waiting
+
+
+def _gauges(info: TableInfo) -> Iterator[Tuple[str, str, float]]:
+    yield "capacity_rows", "Rows that the ring can hold.", info.capacity_rows
+    yield "occupied_rows", "Rows in use, final observations included.", info.rows
+    yield "items", "Items that can be drawn.", info.num_items
+    yield "resident_steps", "Acknowledged steps whose rows are in the ring.", info.steps.resident
+    yield "unripe_steps", "Steps whose window is still open.", info.steps.unripe
+    yield "living_actors", "Actors that have introduced themselves.", len(info.actors)
+    yield "newest_version", "The chief's newest version, as far as the replay heard.", info.newest_version
+
+
+def _counters(info: TableInfo) -> Iterator[Tuple[str, str, float]]:
+    steps = info.steps
+    yield "acknowledged_steps", "Steps acknowledged to actors.", steps.acknowledged
+    yield "overwritten_steps", "Steps whose rows were reused.", steps.overwritten
+    yield "quarantined_steps", "Steps of lanes with values that are not finite.", steps.quarantined
+    yield "lost_tail_steps", "Steps whose successor nobody saw.", steps.lost_tail
+    yield "inserted_items", "Steps that can start an item, as the limiter counts them.", info.limiter.inserted_items
+    yield "sampled_items", "Items drawn.", info.limiter.sampled_items
+    yield "clamped_priorities", "Priorities brought into their range.", info.clamped_priorities

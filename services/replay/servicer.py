@@ -1,0 +1,279 @@
+"""`ReplayService`: proto in, table call, proto out."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any, Callable, Optional
+
+import grpc
+import numpy as np
+
+from services.common.codec import (
+    ChecksumError,
+    decode_chunk,
+    decode_column,
+    decode_schema,
+    encode_batch,
+    encode_schema,
+    encode_tensor,
+)
+from services.common.log import Log
+from services.common.peer import objection
+from services.common.rpc import refuse
+from services.common.schema import Schema, SchemaError
+from services.replay.admission import InsertStatus
+from services.replay.priorities import PriorityOutcome
+from services.replay.table import InspectOrder, SampleStatus, Table
+from services.replay.table_info import InsertResult, InspectedItem, SampleResult
+from shoal.v1 import replay_pb2, replay_pb2_grpc
+
+MAX_WAIT_S = 10.0  # however long a caller would wait, a thread is not held for longer
+NO_ACTOR_YET = "no actor has introduced itself yet, so there is nothing to sample"
+
+
+class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
+    """Makes the table when the first actor says what its experience looks like, then only translates."""
+
+    def __init__(self, *, run_id: str, incarnation: int, make_table: Callable[[Schema], Table], log: Log) -> None:
+        self._run_id = run_id
+        self._incarnation = incarnation
+        self._make_table = make_table
+        self._log = log
+        self._table: Optional[Table] = None
+        self._introduced = threading.Condition()
+        self._stop_reason = ""
+
+    @property
+    def table(self) -> Optional[Table]:
+        """The table, once an actor has introduced itself."""
+        return self._table
+
+    def interrupt(self, reason: str) -> None:
+        """Answer every waiting call now; from now on none waits."""
+        with self._introduced:
+            self._stop_reason = reason
+            if self._table is not None:
+                self._table.interrupt(reason)
+            self._introduced.notify_all()
+
+    def Insert(  # noqa: N802 (gRPC's name)
+        self, request: replay_pb2.InsertRequest, context: grpc.ServicerContext
+    ) -> replay_pb2.InsertResponse:
+        refuse(context, objection(request.peer, self._run_id))
+        try:
+            table = self._table_for(request)
+            if table is None:
+                return self._insert_response(InsertResult(InsertStatus.NEED_SCHEMA, "send the schema", 0))
+            chunk = decode_chunk(request.chunk)
+            chunk.check(table.schema)
+        except ChecksumError as error:
+            context.abort(grpc.StatusCode.ABORTED, str(error))
+        except SchemaError as error:
+            self._log.warning("a chunk is refused", actor=request.peer.name, reason=str(error))
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the chunk is refused: {error}")
+        result = table.insert(
+            request.peer.name, request.peer.incarnation, chunk, max_wait_s=min(request.max_wait_seconds, MAX_WAIT_S)
+        )
+        if len(result.quarantined_lanes):
+            self._log.warning(
+                "lanes are quarantined: values that are not finite",
+                actor=request.peer.name,
+                lanes=result.quarantined_lanes.tolist(),
+            )
+        return self._insert_response(result)
+
+    def Sample(  # noqa: N802
+        self, request: replay_pb2.SampleRequest, context: grpc.ServicerContext
+    ) -> replay_pb2.SampleResponse:
+        refuse(context, objection(request.peer, self._run_id))
+        if request.transport == replay_pb2.TRANSPORT_MAPPED:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "this ring is in memory: ask for TRANSPORT_GRPC")
+        max_wait_s = min(request.max_wait_seconds, MAX_WAIT_S)
+        began = time.monotonic()
+        table = self._wait_for_table(max_wait_s)
+        if table is None:
+            return replay_pb2.SampleResponse(
+                status=replay_pb2.SAMPLE_STATUS_WAITING,
+                reason=self._stop_reason or NO_ACTOR_YET,
+                replay_incarnation=self._incarnation,
+            )
+        self._refuse_other_schema(request.peer.schema_digest, table, context)
+        outcome = self._apply_priorities(table, request.priorities, context)
+        table.set_newest(request.newest_version, request.updates)
+        try:
+            result = table.sample(
+                request.num_batches,
+                request.batch_size,
+                max_wait_s=max_wait_s - (time.monotonic() - began),
+                waiter=request.peer.name,
+            )
+        except ValueError as error:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        return self._sample_response(result, outcome)
+
+    def UpdatePriorities(  # noqa: N802
+        self, request: replay_pb2.UpdatePrioritiesRequest, context: grpc.ServicerContext
+    ) -> replay_pb2.UpdatePrioritiesResponse:
+        refuse(context, objection(request.peer, self._run_id))
+        if self._table is None:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, NO_ACTOR_YET)
+        outcome = self._apply_priorities(self._table, request.priorities, context)
+        return replay_pb2.UpdatePrioritiesResponse(result=_priority_result(outcome))
+
+    def GetInfo(  # noqa: N802
+        self, request: replay_pb2.GetReplayInfoRequest, context: grpc.ServicerContext
+    ) -> replay_pb2.GetReplayInfoResponse:
+        refuse(context, objection(request.peer, self._run_id))
+        response = replay_pb2.GetReplayInfoResponse(run_id=self._run_id, replay_incarnation=self._incarnation)
+        table = self._table
+        if table is not None:
+            response.schema.CopyFrom(encode_schema(table.schema))
+            _fill_info(response, table)
+        return response
+
+    def Inspect(  # noqa: N802
+        self, request: replay_pb2.InspectRequest, context: grpc.ServicerContext
+    ) -> replay_pb2.InspectResponse:
+        refuse(context, objection(request.peer, self._run_id))
+        table = self._table
+        if table is None:
+            return replay_pb2.InspectResponse()
+        if request.one:
+            item = table.item(request.key)
+            return replay_pb2.InspectResponse(items=[_item(item)] if item else [])
+        order = InspectOrder(request.order or replay_pb2.INSPECT_ORDER_HIGHEST_PRIORITY)
+        return replay_pb2.InspectResponse(
+            items=[_item(item) for item in table.inspect(order, request.max_items, request.actor)],
+            histograms=[
+                replay_pb2.Histogram(name=h.name, edges=h.edges, counts=h.counts.tolist()) for h in table.histograms()
+            ],
+        )
+
+    def Snapshot(  # noqa: N802
+        self, request: replay_pb2.SnapshotRequest, context: grpc.ServicerContext
+    ) -> replay_pb2.SnapshotResponse:
+        refuse(context, objection(request.peer, self._run_id))
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "this replay keeps its ring in memory and takes no snapshots")
+
+    def _table_for(self, request: replay_pb2.InsertRequest) -> Optional[Table]:
+        """The table of the caller's schema, made if it is the first; None: the schema must be sent.
+
+        Raises:
+            SchemaError: the caller's schema differs from the table's.
+        """
+        table = self._table
+        if table is not None and request.peer.schema_digest == table.schema.digest:
+            return table
+        if not request.HasField("schema"):
+            return None
+        schema = decode_schema(request.schema)
+        with self._introduced:
+            if self._table is None:
+                self._table = self._make_table(schema)
+                self._log.info("the first actor has introduced itself", actor=request.peer.name, schema=schema.digest)
+                self._introduced.notify_all()
+            if self._table.schema != schema:
+                raise SchemaError(f"{request.peer.name} has another schema: {self._table.schema.difference(schema)}")
+            return self._table
+
+    def _wait_for_table(self, max_wait_s: float) -> Optional[Table]:
+        with self._introduced:
+            self._introduced.wait_for(lambda: self._table is not None or bool(self._stop_reason), max_wait_s)
+            return self._table
+
+    def _refuse_other_schema(self, digest: str, table: Table, context: grpc.ServicerContext) -> None:
+        if digest and digest != table.schema.digest:
+            context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"the learner's schema {digest} differs from the actors' {table.schema.digest}: the environment has "
+                "changed since its checkpoint; choose another run.name, or the environment of that run",
+            )
+
+    def _apply_priorities(
+        self, table: Table, updates: replay_pb2.PriorityUpdates, context: grpc.ServicerContext
+    ) -> PriorityOutcome:
+        try:
+            count = len(updates.keys) // 8
+            keys = decode_column("priorities.keys", updates.keys, "int64", (count,))
+            td_error = decode_column("priorities.td_error", updates.td_error, "float64", (count,))
+        except SchemaError as error:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        if updates.replay_incarnation != self._incarnation:
+            keys = np.full(count, -1, np.int64)  # keys of an earlier life name nothing here: all are stale
+        return table.update_priorities(keys, td_error)
+
+    def _insert_response(self, result: InsertResult) -> replay_pb2.InsertResponse:
+        return replay_pb2.InsertResponse(
+            status=replay_pb2.InsertStatus.ValueType(int(result.status)),
+            reason=result.reason,
+            next_sequence=result.next_sequence,
+            newest_version=self._table.newest_version if self._table else 0,
+            retry_after_seconds=result.retry_after_s,
+            quarantined_lanes=result.quarantined_lanes.tolist(),
+            replay_incarnation=self._incarnation,
+        )
+
+    def _sample_response(self, result: SampleResult, outcome: PriorityOutcome) -> replay_pb2.SampleResponse:
+        drawn = result.status is SampleStatus.OK
+        return replay_pb2.SampleResponse(
+            status=replay_pb2.SAMPLE_STATUS_OK if drawn else replay_pb2.SAMPLE_STATUS_WAITING,
+            reason=result.reason,
+            batches=[encode_batch(batch, age) for batch, age in zip(result.batches, result.ages_s)],
+            num_items=result.num_items,
+            priority_mass_log2=result.priority_mass_log2,
+            priority_result=_priority_result(outcome),
+            replay_incarnation=self._incarnation,
+        )
+
+
+def _priority_result(outcome: PriorityOutcome) -> replay_pb2.PriorityResult:
+    return replay_pb2.PriorityResult(
+        outcome=outcome.outcome.tobytes(),
+        applied=outcome.applied,
+        stale=outcome.stale,
+        rejected=outcome.rejected,
+        superseded=outcome.superseded,
+    )
+
+
+def _fill_info(response: replay_pb2.GetReplayInfoResponse, table: Table) -> None:
+    info = table.info()
+    response.capacity_rows, response.rows, response.num_items = info.capacity_rows, info.rows, info.num_items
+    response.n_step, response.discount, response.newest_version = info.n_step, info.discount, info.newest_version
+    _copy_fields(info.steps, response.steps)
+    _copy_fields(info.limiter, response.limiter)
+    for waiter in info.waiters:
+        _copy_fields(waiter, response.waiters.add())
+    for actor in info.actors:
+        message = response.actors.add(
+            name=actor.name,
+            incarnation=actor.incarnation,
+            acknowledged_steps=actor.acknowledged_steps,
+            seconds_since_insert=actor.seconds_since_insert,
+            last_policy_version=actor.last_policy_version,
+        )
+        message.counters.produced_steps = actor.counters.produced_steps
+        message.counters.buffered_steps = actor.counters.buffered_steps
+        message.counters.dropped_steps.update(actor.counters.dropped_steps)
+
+
+def _copy_fields(source: Any, message: Any) -> None:
+    """Copy scalars of the same name: the table's values are named as the contract's."""
+    for field in message.DESCRIPTOR.fields:
+        setattr(message, field.name, getattr(source, field.name))
+
+
+def _item(item: InspectedItem) -> replay_pb2.InspectedItem:
+    return replay_pb2.InspectedItem(
+        key=item.key,
+        actor=item.actor,
+        priority=item.priority,
+        times_sampled=item.times_sampled,
+        age_seconds=item.age_s,
+        policy_version=item.policy_version,
+        n_step_return=item.n_step_return,
+        discount=item.discount,
+        bootstrap_key=item.bootstrap_key,
+        columns=[encode_tensor(name, np.asarray(column)) for name, column in item.columns.items()],
+    )

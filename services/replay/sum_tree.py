@@ -1,0 +1,113 @@
+"""A binary tree of partial sums over the leaves of all slots, for draws in proportion to a leaf."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import numpy as np
+import numpy.typing as npt
+
+MAX_LEAF = 1e200  # far above any priority, and no sum of leaves can overflow
+
+
+class SumTree:
+    """Leaves >= 0 over `capacity` slots; every parent is exactly the float64 sum of its two children.
+
+    Parents are recomputed as left + right, level by level for a whole batch, and never by adding differences: an
+    error of rounding, or a huge leaf that came and went, leaves no trace.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        if capacity < 1:
+            raise ValueError(f"a sum tree needs at least one slot; capacity is {capacity}")
+        self.capacity = capacity
+        self._depth = (capacity - 1).bit_length()
+        self._width = 1 << self._depth
+        # A heap: node i has the children 2i and 2i + 1, node 1 is the root, leaves begin at `_width`.
+        self._nodes = np.zeros(2 * self._width, np.float64)
+
+    @property
+    def total(self) -> float:
+        """Sum of all leaves."""
+        return float(self._nodes[1])
+
+    def leaves(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """Leaves of `slots`, shape of `slots`."""
+        return np.take(self._nodes, slots + self._width)
+
+    def set(self, slots: npt.NDArray[np.int64], leaves: npt.NDArray[np.float64]) -> None:
+        """Set the leaves of `slots` <int64>[N] to `leaves` <float64>[N]; of a slot given twice the last counts.
+
+        Raises:
+            ValueError: a leaf is negative, not finite or above MAX_LEAF; nothing was changed.
+        """
+        if len(slots) == 0:
+            return
+        if not ((leaves >= 0.0) & (leaves <= MAX_LEAF)).all():
+            raise ValueError(f"leaves of the sum tree must lie in [0, {MAX_LEAF:g}]; nothing was changed")
+        if int(slots.min()) < 0 or int(slots.max()) >= self.capacity:
+            raise ValueError(f"slots of the sum tree must lie in [0, {self.capacity}); nothing was changed")
+        touched = slots + self._width
+        self._nodes[touched] = leaves
+        touched.sort()
+        while True:
+            first, last = int(touched[0]), int(touched[-1])
+            if last - first < 4 * len(touched):
+                self._sum_range(first, last)
+                return
+            touched >>= 1
+            fresh = np.ones(len(touched), np.bool_)
+            np.not_equal(touched[1:], touched[:-1], out=fresh[1:])
+            touched = touched[fresh]
+            left = 2 * touched
+            self._nodes[touched] = self._nodes[left] + self._nodes[left + 1]
+
+    def _sum_range(self, first: int, last: int) -> None:
+        """Recompute all ancestors of the nodes first..last, which lie on one level."""
+        nodes = self._nodes
+        while first > 1:
+            first, last = first >> 1, last >> 1
+            np.add(
+                nodes[2 * first : 2 * last + 2 : 2], nodes[2 * first + 1 : 2 * last + 2 : 2], nodes[first : last + 1]
+            )
+
+    def find(self, mass: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+        """Slots whose interval of the cumulated leaves holds `mass`, each in [0, total).
+
+        A leaf of zero is never returned, whatever rounding does: a descent never enters a subtree whose sum is zero.
+
+        Raises:
+            ValueError: all leaves are zero.
+        """
+        if not self.total > 0.0:
+            raise ValueError("nothing can be drawn from a sum tree whose leaves are all zero")
+        node = np.ones(mass.shape, np.int64)
+        rest = mass.astype(np.float64)
+        for _ in range(self._depth):
+            node <<= 1
+            left = np.take(self._nodes, node)
+            right = np.take(self._nodes, node + 1)
+            to_right = ((rest >= left) & (right > 0.0)) | (left <= 0.0)
+            rest -= np.where(to_right, left, 0.0)
+            node += to_right
+        return node - self._width
+
+    def draw_stratified(self, rng: np.random.Generator, num_batches: int, batch_size: int) -> npt.NDArray[np.int64]:
+        """Draw one slot from each of `batch_size` equal strata of the total mass, for each batch on its own.
+
+        Returns:
+            Slots <int64>[num_batches, batch_size]; P(slot) of one draw, over all strata, is leaf / total.
+        """
+        position = np.arange(batch_size) + rng.random((num_batches, batch_size))
+        return self.find(position * (self.total / batch_size))
+
+    def check_valid(self) -> Optional[str]:
+        """What is wrong with the tree, or None."""
+        nodes, width = self._nodes, self._width
+        if not (np.isfinite(nodes).all() and (nodes >= 0.0).all()):
+            return "a node of the sum tree is negative or not finite"
+        if nodes[width + self.capacity :].any():
+            return "a leaf beyond the capacity of the sum tree is not zero"
+        if not np.array_equal(nodes[1:width], nodes[2 : 2 * width : 2] + nodes[3 : 2 * width : 2]):
+            return "a node of the sum tree is not the sum of its children"
+        return None

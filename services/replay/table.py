@@ -1,0 +1,374 @@
+"""The table: admission, rate limiter and item store behind one lock and one condition, without threads of its own."""
+
+from __future__ import annotations
+
+import math
+import threading
+from dataclasses import replace
+from typing import Callable, List, Optional
+
+import numpy as np
+import numpy.typing as npt
+
+from services.common.chunk import Chunk
+from services.common.schema import Schema
+from services.replay.admission import ActorRecord, Admission, InsertStatus, LaneGroup
+from services.replay.inspection import InspectOrder, describe_item, find_items, histograms
+from services.replay.item_store import Intake, ItemStore
+from services.replay.items import StepOutcome
+from services.replay.priorities import PriorityOutcome
+from services.replay.quarantine import non_finite_lanes, without_lanes
+from services.replay.rate_limiter import RateLimiter
+from services.replay.ring import Allocate, in_memory
+from services.replay.table_info import (
+    ActorInfo,
+    Histogram,
+    InsertResult,
+    InspectedItem,
+    RateLimiterState,
+    SampleResult,
+    SampleStatus,
+    TableInfo,
+    TableSettings,
+)
+from services.replay.waiting import WaitingRoom
+
+__all__ = ["InsertStatus", "InspectOrder", "SampleStatus", "Table", "TableSettings"]
+
+RETRY_AFTER_S = 0.5  # asked of a caller who was turned away without waiting
+
+
+def make_limiter(settings: TableSettings) -> RateLimiter:
+    """The rate limiter of a table; a process makes one at its start to hear of a deadlock before any data come.
+
+    Raises:
+        ValueError: the settings could deadlock; the message has the arithmetic.
+    """
+    return RateLimiter(
+        samples_per_insert=settings.samples_per_insert,
+        error_buffer=settings.error_buffer,
+        min_size_to_sample=settings.min_size_to_sample,
+        capacity=settings.capacity,
+        max_insert_steps=settings.max_chunk_steps,
+        max_sample_items=settings.max_batch_size * settings.max_num_batches,
+    )
+
+
+class Table:
+    """Experience of one run: chunks in, batches of n-step items out. Every method may be called from any thread."""
+
+    def __init__(
+        self,
+        settings: TableSettings,
+        schema: Schema,
+        *,
+        clock: Callable[[], float],
+        allocate: Allocate = in_memory,
+    ) -> None:
+        """Make an empty table.
+
+        Args:
+            settings: see TableSettings.
+            schema: what every chunk must look like (`Chunk.check` is the caller's to call).
+            clock: monotonic seconds.
+            allocate: makes the ring's columns.
+
+        Raises:
+            ValueError: a setting is out of range, or two of them could deadlock; the message has the arithmetic.
+        """
+        if settings.max_batch_size > settings.capacity:
+            raise ValueError(
+                f"batches of up to {settings.max_batch_size} items are larger than the table of {settings.capacity} "
+                f"rows; lower the batch size or raise the capacity"
+            )
+        if settings.max_waiting_inserts < 0 or not settings.max_actor_silence_s > 0.0:
+            raise ValueError(
+                f"max_waiting_inserts is {settings.max_waiting_inserts} and max_actor_silence_s "
+                f"{settings.max_actor_silence_s}; they must be at least 0, and above 0"
+            )
+        self.settings = settings
+        self.schema = schema
+        self.store = ItemStore(
+            capacity=settings.capacity,
+            schema=schema,
+            n_step=settings.n_step,
+            discount=settings.discount,
+            priority_exponent=settings.priority_exponent,
+            allocate=allocate,
+        )
+        self._limiter = make_limiter(settings)
+        self._admission = Admission(settings.n_step)
+        self._rng = np.random.default_rng(settings.seed)
+        self._clock = clock
+        self._condition = threading.Condition()
+        self._waiting = WaitingRoom(self._condition, clock)
+        self._newest_version = 0
+        self._newest_updates = 0
+        self._clamped_priorities = 0
+
+    # Inserting
+
+    def insert(self, actor: str, incarnation: int, chunk: Chunk, *, max_wait_s: float) -> InsertResult:
+        """Apply one chunk, exactly once however often it is sent.
+
+        Args:
+            actor: unique name of the actor.
+            incarnation: random id of its life.
+            chunk: columns that fit the schema.
+            max_wait_s: how long the rate limiter may hold the call before it answers BLOCKED.
+        """
+        refusal = self._why_refused(chunk)
+        lanes = non_finite_lanes(chunk) if chunk.num_steps > 0 else np.zeros(0, np.bool_)
+        clean = without_lanes(chunk, lanes) if chunk.num_steps > 0 else chunk
+        with self._condition:
+            verdict = self._admission.judge(actor, incarnation, chunk)
+            if verdict.status is InsertStatus.APPLIED and refusal:
+                return InsertResult(InsertStatus.REFUSED, refusal, verdict.next_sequence)
+            if verdict.status is not InsertStatus.APPLIED:
+                return InsertResult(verdict.status, verdict.reason, verdict.next_sequence)
+            for orphan in self._admission.enter(actor, incarnation, self._clock()):
+                self._close(orphan)
+            self._expire()
+            record = self._admission.actors[actor]
+            record.calls_in_flight += 1
+            try:
+                blocked = self._wait_to_insert(actor, clean.num_valid, max_wait_s)
+            finally:
+                record.calls_in_flight -= 1
+                record.last_seen_s = self._clock()
+            if blocked is not None:
+                return replace(blocked, next_sequence=verdict.next_sequence)
+            # The lock was released while it waited: a resend or a newer life may have come first.
+            verdict = self._admission.judge(actor, incarnation, chunk)
+            if verdict.status is not InsertStatus.APPLIED:
+                return InsertResult(verdict.status, verdict.reason, verdict.next_sequence)
+            self._apply(record, chunk, clean, lanes)
+            self._condition.notify_all()
+            return InsertResult(
+                InsertStatus.APPLIED, "", chunk.sequence + 1, quarantined_lanes=np.flatnonzero(lanes).astype(np.int64)
+            )
+
+    def _why_refused(self, chunk: Chunk) -> str:
+        rows = chunk.flags.size + len(chunk.final)
+        if rows > self.settings.capacity:
+            return f"the chunk has {rows} rows and the table only {self.settings.capacity}; send smaller chunks"
+        if self.settings.samples_per_insert > 0.0 and chunk.num_valid > self.settings.max_chunk_steps:
+            return (
+                f"the chunk has {chunk.num_valid} steps; with samples_per_insert set, the rate limiter was made for at "
+                f"most max_chunk_steps {self.settings.max_chunk_steps}; send smaller chunks or raise max_chunk_steps"
+            )
+        return ""
+
+    def _wait_to_insert(self, actor: str, num_steps: int, max_wait_s: float) -> Optional[InsertResult]:
+        """Wait for the limiter; None: go on."""
+
+        def reason() -> str:
+            if self._limiter.can_insert(num_steps, self.store.num_items):
+                return ""
+            return self._limiter.why_no_insert(num_steps)
+
+        if reason() and self._waiting.count("Insert") >= self.settings.max_waiting_inserts:
+            crowd = f"{self.settings.max_waiting_inserts} other inserts wait already, since {reason()}"
+            return InsertResult(InsertStatus.BLOCKED, crowd, 0, RETRY_AFTER_S)
+        why = self._waiting.wait(actor, "Insert", reason, max_wait_s)
+        if not why:
+            return None
+        return InsertResult(InsertStatus.BLOCKED, why, 0, 0.0 if max_wait_s > RETRY_AFTER_S else RETRY_AFTER_S)
+
+    def _apply(self, record: ActorRecord, chunk: Chunk, clean: Chunk, lanes: npt.NDArray[np.bool_]) -> None:
+        group = self._admission.group_of(record, chunk)
+        follows_gap = chunk.first_step != group.next_step
+        items_before = self.store.num_items
+        if chunk.num_steps > 0:
+            intake = Intake(
+                quarantined=lanes,
+                quarantined_steps=chunk.num_valid - clean.num_valid,
+                follows_gap=follows_gap,
+                actor=record.index,
+                now_s=self._clock(),
+            )
+            group.open_keys = self.store.insert(clean, group.open_keys, intake)
+        elif follows_gap:
+            self._close(group)
+        self._limiter.insert(clean.num_valid, items_before, self.store.num_items)
+        self._admission.acknowledge(record, group, chunk)
+
+    # Sampling
+
+    def sample(self, num_batches: int, batch_size: int, *, max_wait_s: float, waiter: str = "learner") -> SampleResult:
+        """Draw `num_batches` batches of `batch_size` items at once, or say what it waits for.
+
+        Args:
+            num_batches: K, 1 to max_num_batches.
+            batch_size: N, 1 to max_batch_size.
+            max_wait_s: how long the rate limiter may hold the call before it answers WAITING.
+            waiter: name of the caller, for `info`.
+
+        Raises:
+            ValueError: K or N are out of range.
+        """
+        most, largest = self.settings.max_num_batches, self.settings.max_batch_size
+        if not (1 <= num_batches <= most and 1 <= batch_size <= largest):
+            raise ValueError(
+                f"{num_batches} batches of {batch_size} items were asked for; this table gives 1 to {most} batches of "
+                f"1 to {largest} items"
+            )
+        num_drawn = num_batches * batch_size
+
+        def reason() -> str:
+            if self._limiter.can_sample(num_drawn, self.store.num_items):
+                return ""
+            return self._limiter.why_no_sample(num_drawn, self.store.num_items)
+
+        with self._condition:
+            why = self._waiting.wait(waiter, "Sample", reason, max_wait_s)
+            total, num_items = self.store.tree.total, self.store.num_items
+            mass_log2 = math.log2(total) if total > 0.0 else -math.inf
+            if why:
+                return SampleResult(SampleStatus.WAITING, why, [], [], [], mass_log2, num_items)
+            draw = self.store.draw(self._rng, num_batches, batch_size)
+            self._limiter.sample(num_drawn)
+            now_s = self._clock()
+            self._condition.notify_all()
+        ages_s = [(now_s - inserted_s).astype(np.float32) for inserted_s in draw.inserted_s]
+        return SampleResult(SampleStatus.OK, "", draw.batches, ages_s, draw.bootstrap_keys, mass_log2, num_items)
+
+    def update_priorities(self, keys: npt.NDArray[np.int64], td_error: npt.NDArray[np.float64]) -> PriorityOutcome:
+        """Set p = |td_error| + 1e-6 for the items `keys` <int64>[N]; each gets an answer, none can do harm.
+
+        Raises:
+            ValueError: the two differ in shape; nothing was changed.
+        """
+        with self._condition:
+            outcome = self.store.update_priorities(keys, td_error)
+            self._clamped_priorities += outcome.clamped
+            return outcome
+
+    # Actors and the chief
+
+    def close_actor(self, actor: str, incarnation: int) -> None:
+        """Close the open windows of this life of an actor with what is known; harmless if it is not the living one."""
+        with self._condition:
+            record = self._admission.actors.get(actor)
+            if record is not None and record.incarnation == incarnation:
+                self._close_record(record)
+
+    def expire_actors(self) -> List[str]:
+        """Close the open windows of actors that were silent for too long; returns their names."""
+        with self._condition:
+            return self._expire()
+
+    def _expire(self) -> List[str]:
+        silent = self._admission.silent(self._clock(), self.settings.max_actor_silence_s)
+        for record in silent:
+            self._close_record(record)
+        return [record.name for record in silent]
+
+    def _close_record(self, record: ActorRecord) -> None:
+        for group in record.groups.values():
+            self._close(group)
+        self._condition.notify_all()
+
+    def _close(self, group: LaneGroup) -> None:
+        self.store.close(group.open_keys)
+        group.open_keys = np.full_like(group.open_keys, -1)
+
+    def set_newest(self, version: int, updates: int) -> None:
+        """Note the chief's newest version and its updates; an older one than known changes nothing."""
+        with self._condition:
+            if version > self._newest_version:
+                self._newest_version, self._newest_updates = version, updates
+
+    @property
+    def newest_version(self) -> int:
+        """The chief's newest version, as far as it was told."""
+        return self._newest_version
+
+    def interrupt(self, reason: str = "the replay is stopping") -> None:
+        """Wake every waiting call with `reason`; from now on nobody waits."""
+        with self._condition:
+            self._waiting.interrupt(reason)
+
+    # Looking
+
+    def info(self) -> TableInfo:
+        """Sizes, counters, the limiter's state, who waits for what, and the actors."""
+        with self._condition:
+            self._expire()
+            now_s, limiter, settings = self._clock(), self._limiter, self.settings
+            return TableInfo(
+                capacity_rows=settings.capacity,
+                rows=self.store.ring.num_rows,
+                num_items=self.store.num_items,
+                n_step=settings.n_step,
+                discount=settings.discount,
+                steps=replace(self.store.counters),
+                clamped_priorities=self._clamped_priorities,
+                limiter=RateLimiterState(
+                    samples_per_insert=limiter.samples_per_insert,
+                    error_buffer=limiter.error_buffer,
+                    min_size_to_sample=limiter.min_size_to_sample,
+                    inserted_items=limiter.inserted,
+                    sampled_items=limiter.sampled,
+                    insert_blocked=self._waiting.count("Insert") > 0,
+                    sample_blocked=self._waiting.count("Sample") > 0,
+                    explanation=limiter.explain(self.store.num_items),
+                ),
+                waiters=self._waiting.waiters(),
+                actors=[
+                    ActorInfo(
+                        name=record.name,
+                        incarnation=record.incarnation,
+                        acknowledged_steps=record.acknowledged_steps,
+                        seconds_since_insert=now_s - record.last_seen_s,
+                        counters=record.counters,
+                        last_policy_version=record.last_policy_version,
+                    )
+                    for record in self._admission.actors.values()
+                ],
+                newest_version=self._newest_version,
+                newest_updates=self._newest_updates,
+            )
+
+    def inspect(self, order: InspectOrder, max_items: int, actor: str = "") -> List[InspectedItem]:
+        """The first `max_items` items in `order`, of one actor unless `actor` is empty."""
+        with self._condition:
+            index: Optional[int] = None
+            if actor:
+                record = self._admission.actors.get(actor)
+                if record is None:
+                    return []
+                index = record.index
+            ring, names, now_s = self.store.ring, self._admission.names, self._clock()
+            keys = find_items(ring, order, max_items, index)
+            return [describe_item(ring, int(key), names, now_s, in_full=False) for key in keys]
+
+    def item(self, key: int) -> Optional[InspectedItem]:
+        """One item in full, or None if no resident item starts at `key`."""
+        with self._condition:
+            ring = self.store.ring
+            if not ring.oldest_key <= key < ring.committed or ring.status[key % ring.capacity] != StepOutcome.ITEM:
+                return None
+            return describe_item(ring, key, self._admission.names, self._clock(), in_full=True)
+
+    def histograms(self) -> List[Histogram]:
+        """How the items spread by priority, age, versions behind the newest, and draws."""
+        with self._condition:
+            return histograms(self.store.ring, self._clock(), self._newest_version)
+
+    def check_valid(self) -> Optional[str]:
+        """What is wrong with the table, or None. Looks at every row."""
+        with self._condition:
+            fault = self.store.check_valid() or self._limiter.check_valid()
+            if fault is not None:
+                return fault
+            held = [group.open_keys for record in self._admission.actors.values() for group in record.groups.values()]
+            num_open = sum(int((keys >= max(0, self.store.ring.oldest_key)).sum()) for keys in held)
+            if num_open != self.store.counters.unripe:
+                return (
+                    f"lane groups hold {num_open} open windows in the ring; {self.store.counters.unripe} were counted"
+                )
+            acknowledged = sum(record.acknowledged_steps for record in self._admission.actors.values())
+            if acknowledged != self.store.counters.acknowledged:
+                return f"actors sent {acknowledged} steps; {self.store.counters.acknowledged} were counted"
+            return None

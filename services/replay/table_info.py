@@ -1,0 +1,144 @@
+"""What the table is made with and what it answers: plain values, without behaviour."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any, Dict, List
+
+import numpy as np
+import numpy.typing as npt
+
+from services.common.batch import Batch
+from services.common.chunk import ActorCounters
+from services.replay.admission import InsertStatus
+from services.replay.item_store import StepCounters
+
+
+@dataclass(frozen=True)
+class TableSettings:
+    """How a table is made; the parts check the values and say what is wrong with them."""
+
+    capacity: int  # rows, final observations included
+    n_step: int = 3
+    discount: float = 0.99
+    priority_exponent: float = 0.6  # 0: uniform
+    samples_per_insert: float = 0.0  # 0: unlimited
+    error_buffer: float = 0.0  # samples that either side may run ahead
+    min_size_to_sample: int = 1  # items
+    max_chunk_steps: int = 4096  # transitions of one insert, counted only if samples_per_insert is set
+    max_batch_size: int = 1024  # items
+    max_num_batches: int = 8  # of one sample call
+    max_waiting_inserts: int = 64  # further ones are turned away at once
+    max_actor_silence_s: float = 60.0  # after it an actor's open windows are closed
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class InsertResult:
+    """The answer to an insert."""
+
+    status: InsertStatus
+    reason: str  # one sentence unless APPLIED
+    next_sequence: int  # what the lane group should send next
+    retry_after_s: float = 0.0  # with BLOCKED
+    quarantined_lanes: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+
+
+class SampleStatus(enum.IntEnum):
+    """The answer to a sample; the numbers are those of the wire."""
+
+    OK = 1
+    WAITING = 2
+
+
+@dataclass(frozen=True)
+class SampleResult:
+    """K batches of N items, or the reason why there are none."""
+
+    status: SampleStatus
+    reason: str
+    batches: List[Batch]
+    ages_s: List[npt.NDArray[np.float32]]  # [N] a batch, since insertion
+    bootstrap_keys: List[npt.NDArray[np.int64]]  # [N] a batch
+    priority_mass_log2: float  # log2 of the sum of p^priority_exponent; -inf with no item
+    num_items: int
+
+
+@dataclass(frozen=True)
+class RateLimiterState:
+    """The limiter's counts, and who is held back now."""
+
+    samples_per_insert: float
+    error_buffer: float
+    min_size_to_sample: int
+    inserted_items: int  # steps that can start an item, ever
+    sampled_items: int
+    insert_blocked: bool  # an insert waits
+    sample_blocked: bool  # a sample waits
+    explanation: str
+
+
+@dataclass(frozen=True)
+class WaiterInfo:
+    """A call that waits right now."""
+
+    peer_name: str
+    call: str  # "Insert" or "Sample"
+    seconds: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class ActorInfo:
+    """An actor in its newest life."""
+
+    name: str
+    incarnation: int
+    acknowledged_steps: int  # of all lives
+    seconds_since_insert: float
+    counters: ActorCounters
+    last_policy_version: int
+
+
+@dataclass(frozen=True)
+class TableInfo:
+    """Everything a person asks of a table."""
+
+    capacity_rows: int
+    rows: int
+    num_items: int
+    n_step: int
+    discount: float
+    steps: StepCounters
+    clamped_priorities: int  # updates whose p had to be brought into its range
+    limiter: RateLimiterState
+    waiters: List[WaiterInfo]
+    actors: List[ActorInfo]
+    newest_version: int
+    newest_updates: int
+
+
+@dataclass(frozen=True)
+class InspectedItem:
+    """One item, as a person sees it."""
+
+    key: int
+    actor: str
+    priority: float
+    times_sampled: int
+    age_s: float
+    policy_version: int
+    n_step_return: float
+    discount: float
+    bootstrap_key: int
+    columns: Dict[str, npt.NDArray[Any]] = field(default_factory=dict)  # filled when one item is asked for
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """How the items spread over a quantity."""
+
+    name: str
+    edges: npt.NDArray[np.float64]  # [bins + 1]
+    counts: npt.NDArray[np.int64]  # [bins]

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from services.cli.plan import ALLOCATION, child_environ, plan_children
+from services.cli.ports import Endpoints
+from services.common.config.load import load
+from services.common.lifecycle import LIFELINE_VARIABLE
+
+ENDPOINTS = Endpoints(
+    "127.0.0.1:71", "127.0.0.1:72", {"replay": 1, "learner": 2, "evaluator": 3, "actor-0": 4, "actor-1": 5}
+)
+
+
+def plan(*flags):
+    return plan_children(load(None, flags).config, Path("runs/a/config.toml"), ENDPOINTS, {}, 9)
+
+
+def test_who_is_started_and_in_which_order():
+    assert [spec.name for spec in plan()] == ["replay", "learner", "evaluator", "actor-0", "actor-1"]
+    assert [spec.name for spec in plan("--evaluator.enabled", "false", "--actor.count", "1")] == [
+        "replay",
+        "learner",
+        "actor-0",
+    ]
+
+
+def test_every_command_is_one_that_its_config_takes():
+    for spec in plan():
+        assert spec.command[:2] == (sys.executable, "-m")
+        loaded = load(None, spec.command[4:])
+        assert loaded.config.replay.addresses == ("127.0.0.1:71",)
+        assert loaded.config.learner.address == "127.0.0.1:72"
+        assert getattr(loaded.config, spec.role).metrics_port == ENDPOINTS.metrics[spec.name]
+
+
+def test_actors_have_an_index_and_a_name():
+    actors = [load(None, spec.command[4:]).config.actor for spec in plan() if spec.role == "actor"]
+    assert [(actor.index, actor.name) for actor in actors] == [(0, "actor-0"), (1, "actor-1")]
+
+
+def test_overrides_of_the_run_file_are_not_inherited():
+    environ = child_environ({"SHOAL_RUN__SEED": "5", "PATH": "/bin", "OMP_NUM_THREADS": "3"}, 9, threads=1)
+    assert "SHOAL_RUN__SEED" not in environ
+    assert environ["PATH"] == "/bin"
+    assert environ["OMP_NUM_THREADS"] == "3"
+    assert environ[LIFELINE_VARIABLE] == "9"
+    assert {name: environ[name] for name in ALLOCATION} == ALLOCATION
+
+
+def test_the_learner_has_the_threads_that_it_asks_for():
+    threads = {spec.role: spec.environ["OMP_NUM_THREADS"] for spec in plan("--learner.torch_threads", "2")}
+    assert threads == {"replay": "1", "learner": "2", "evaluator": "1", "actor": "1"}

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+import numpy as np
+import pytest
+
+from services.common.chunk import TERMINATED, TRUNCATED, VALID, Chunk, FinalObservations
+from services.common.schema import ActionSpec, Schema, TensorSpec
+from services.replay.table import Table, TableSettings
+
+SCHEMA = Schema((TensorSpec("policy", "float32", (2,)),), ActionSpec((-1.0,), (1.0,)))
+MakeChunk = Callable[..., Chunk]
+MakeTable = Callable[..., Table]
+
+
+class FakeClock:
+    """Seconds that stand still until they are told to move."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def schema() -> Schema:
+    return SCHEMA
+
+
+@pytest.fixture
+def make_chunk() -> MakeChunk:
+    """A chunk whose observations are [first_step + t, lane], with rewards 1 and no critics unless given."""
+
+    def make(
+        T: int = 4,  # noqa: N803
+        B: int = 2,  # noqa: N803
+        *,
+        sequence: int = 0,
+        first_step: Optional[int] = None,
+        lane_group: int = 0,
+        ends: Sequence[Tuple[int, int]] = (),
+        time_outs: Sequence[Tuple[int, int]] = (),
+        resets: Sequence[Tuple[int, int]] = (),
+        cut: bool = False,
+        final: bool = True,
+        q_taken: Any = np.nan,
+        value: Any = np.nan,
+        final_value: float = np.nan,
+        reward: float = 1.0,
+    ) -> Chunk:
+        begin = T * sequence if first_step is None else first_step
+        flags = np.full((T, B), VALID, np.uint8)
+        for t, b in ends:
+            flags[t, b] |= TERMINATED
+        for t, b in time_outs:
+            flags[t, b] |= TRUNCATED
+        for t, b in resets:
+            flags[t, b] = 0
+        ended = (flags & (TERMINATED | TRUNCATED)) != 0
+        with_final = ended & final
+        if cut:
+            with_final[T - 1] = True
+        step = np.flatnonzero(with_final)
+        observation = np.stack(np.broadcast_arrays(begin + np.arange(T)[:, None], np.arange(B)), -1).astype(np.float32)
+        chunk = Chunk(
+            lane_group=lane_group,
+            sequence=sequence,
+            first_step=begin,
+            observation={"policy": observation},
+            action=np.zeros((T, B, 1), np.float32),
+            reward=np.full((T, B), reward, np.float32),
+            flags=flags,
+            policy_version=np.full(T, 7, np.int64),
+            q_taken=np.broadcast_to(np.asarray(q_taken, np.float32), (T, B)).copy(),
+            value=np.broadcast_to(np.asarray(value, np.float32), (T, B)).copy(),
+            final=FinalObservations(
+                step=step,
+                observation={"policy": np.stack([-1.0 - step, step % B], 1).astype(np.float32)},
+                value=np.full(len(step), final_value, np.float32),
+                cut=~ended.reshape(-1)[step],
+            ),
+        )
+        chunk.check(SCHEMA)
+        return chunk
+
+    return make
+
+
+@pytest.fixture
+def make_table(clock: FakeClock) -> MakeTable:
+    def make(**changes: Any) -> Table:
+        values: Dict[str, Any] = {
+            "capacity": 64,
+            "n_step": 3,
+            "discount": 0.5,
+            "max_batch_size": 16,
+            "max_num_batches": 4,
+        }
+        real_clock = changes.pop("clock", clock)
+        return Table(TableSettings(**{**values, **changes}), SCHEMA, clock=real_clock)
+
+    return make
+
+
+@pytest.fixture
+def feed(make_chunk: MakeChunk) -> Callable[..., List[int]]:
+    """Insert chunks 0 .. num_chunks - 1 of an actor; returns the statuses."""
+
+    def insert(table: Table, num_chunks: int, actor: str = "a", incarnation: int = 1, **of_chunk: Any) -> List[int]:
+        return [
+            int(table.insert(actor, incarnation, make_chunk(sequence=i, **of_chunk), max_wait_s=0.0).status)
+            for i in range(num_chunks)
+        ]
+
+    return insert

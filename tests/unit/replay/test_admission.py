@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from services.common.chunk import Chunk
+from services.replay.admission import Admission, InsertStatus, LaneGroup
+
+
+def _apply(admission: Admission, incarnation: int, chunk: Chunk, now_s: float = 0.0) -> LaneGroup:
+    assert admission.judge("a", incarnation, chunk).status is InsertStatus.APPLIED
+    admission.enter("a", incarnation, now_s)
+    group = admission.group_of(admission.actors["a"], chunk)
+    admission.acknowledge(admission.actors["a"], group, chunk)
+    return group
+
+
+def test_each_sequence_is_applied_once_and_in_order(make_chunk: Any) -> None:
+    admission = Admission(3)
+    _apply(admission, 1, make_chunk(sequence=0))
+    _apply(admission, 1, make_chunk(sequence=1))
+    for sequence in (0, 1):
+        verdict = admission.judge("a", 1, make_chunk(sequence=sequence))
+        assert (verdict.status, verdict.next_sequence) == (InsertStatus.DUPLICATE, 2)
+    verdict = admission.judge("a", 1, make_chunk(sequence=4))
+    assert (verdict.status, verdict.next_sequence) == (InsertStatus.OUT_OF_ORDER, 2)
+    assert "while 2 is awaited" in verdict.reason
+
+
+def test_an_unknown_lane_group_may_begin_anywhere(make_chunk: Any) -> None:
+    admission = Admission(3)
+    group = _apply(admission, 1, make_chunk(sequence=17))
+    assert (group.next_sequence, group.next_step) == (18, 72)
+    _apply(admission, 1, make_chunk(sequence=5, lane_group=1))
+    assert admission.judge("a", 1, make_chunk(sequence=19)).status is InsertStatus.OUT_OF_ORDER
+
+
+def test_a_newer_life_fences_the_older_for_good(make_chunk: Any) -> None:
+    admission = Admission(3)
+    group = _apply(admission, 1, make_chunk(sequence=0))
+    assert admission.judge("a", 2, make_chunk(sequence=0)).status is InsertStatus.APPLIED
+    assert admission.enter("a", 2, 1.0) == [group]
+    assert admission.enter("a", 2, 1.0) == []
+    verdict = admission.judge("a", 1, make_chunk(sequence=1))
+    assert verdict.status is InsertStatus.FENCED
+    assert "incarnation 0x2" in verdict.reason
+    admission.enter("a", 3, 2.0)
+    assert admission.judge("a", 1, make_chunk(sequence=1)).status is InsertStatus.FENCED
+    assert admission.judge("a", 2, make_chunk(sequence=1)).status is InsertStatus.FENCED
+    assert admission.judge("b", 1, make_chunk(sequence=1)).status is InsertStatus.APPLIED
+
+
+@pytest.mark.parametrize(
+    ("of_chunk", "sentence"), [({"B": 3}, "has 2 lanes, not 3"), ({"first_step": 3}, "those below 4 were acknowledged")]
+)
+def test_what_can_never_be_right_is_refused(make_chunk: Any, of_chunk: Any, sentence: str) -> None:
+    admission = Admission(3)
+    _apply(admission, 1, make_chunk(sequence=0))
+    verdict = admission.judge("a", 1, make_chunk(sequence=1, **of_chunk))
+    assert verdict.status is InsertStatus.REFUSED
+    assert sentence in verdict.reason
+
+
+def test_an_introduction_without_steps_does_not_fix_the_size(make_chunk: Any) -> None:
+    admission = Admission(3)
+    group = _apply(admission, 1, make_chunk(T=0, B=1, sequence=0))
+    assert group.num_lanes == 0
+    assert _apply(admission, 1, make_chunk(T=4, B=5, sequence=1, first_step=0)) is group
+    assert (group.num_lanes, group.open_keys.shape) == (5, (3, 5))
+    assert _apply(admission, 1, make_chunk(T=0, B=1, sequence=2, first_step=4)).num_lanes == 5
+
+
+def test_silence_matters_only_with_open_windows(make_chunk: Any) -> None:
+    admission = Admission(3)
+    group = _apply(admission, 1, make_chunk(sequence=0), now_s=5.0)
+    assert admission.silent(100.0, 10.0) == []
+    group.open_keys[-1] = 3
+    assert admission.silent(15.0, 10.0) == []
+    assert admission.silent(15.1, 10.0) == [admission.actors["a"]]
+    admission.actors["a"].calls_in_flight = 1
+    assert admission.silent(100.0, 10.0) == []

@@ -1,0 +1,309 @@
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any, List
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from services.replay.inspection import InspectOrder
+from services.replay.table import InsertStatus, SampleStatus, Table
+
+LIMITED = {"samples_per_insert": 2.0, "error_buffer": 64.0, "min_size_to_sample": 4, "max_chunk_steps": 8, "n_step": 1}
+
+
+def _steps(table: Table) -> Any:
+    assert table.check_valid() is None
+    return table.info().steps
+
+
+def _until(condition: Any) -> None:
+    deadline = time.monotonic() + 10.0
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def test_what_goes_in_comes_out(make_table: Any, feed: Any, clock: Any) -> None:
+    table = make_table(min_size_to_sample=3)
+    waiting = table.sample(1, 4, max_wait_s=0.0)
+    assert waiting.status is SampleStatus.WAITING
+    assert "holds 0 items of the 3" in waiting.reason
+    assert waiting.priority_mass_log2 == -np.inf
+    assert feed(table, 3) == [InsertStatus.APPLIED] * 3
+    clock.now_s += 2.5
+    result = table.sample(2, 8, max_wait_s=0.0)
+    assert (result.status, len(result.batches), result.num_items) == (SampleStatus.OK, 2, 18)
+    assert result.priority_mass_log2 == pytest.approx(np.log2(18.0))
+    assert [age.tolist() for age in result.ages_s] == [[2.5] * 8] * 2
+    answer = table.update_priorities(result.batches[0].keys, np.full(8, 1e300))
+    assert answer.applied + answer.superseded == 8
+    info = table.info()
+    assert (info.rows, info.num_items, info.capacity_rows, info.n_step) == (24, 18, 64, 3)
+    assert info.clamped_priorities == answer.applied
+    assert (info.limiter.inserted_items, info.limiter.sampled_items) == (24, 16)
+    assert (_steps(table).items, _steps(table).unripe) == (18, 6)
+
+
+@pytest.mark.parametrize(("num_batches", "batch_size"), [(0, 1), (5, 1), (1, 0), (1, 17)])
+def test_a_sample_out_of_range_is_refused(make_table: Any, num_batches: int, batch_size: int) -> None:
+    with pytest.raises(ValueError, match="1 to 4 batches of 1 to 16"):
+        make_table().sample(num_batches, batch_size, max_wait_s=0.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"max_batch_size": 65}, "batches of up to 65 items are larger than the table of 64 rows"),
+        ({"max_actor_silence_s": 0.0}, "max_actor_silence_s 0.0"),
+        ({"samples_per_insert": 2.0}, "set error_buffer to at least"),
+        ({"min_size_to_sample": 65}, "only 64 rows"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(make_table: Any, changes: Any, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        make_table(**changes)
+
+
+def test_a_resend_counts_once(make_table: Any, make_chunk: Any) -> None:
+    table, chunk = make_table(), make_chunk()
+    answers = [table.insert("a", 1, chunk, max_wait_s=0.0) for _ in range(3)]
+    assert [a.status for a in answers] == [InsertStatus.APPLIED] + [InsertStatus.DUPLICATE] * 2
+    assert [a.next_sequence for a in answers] == [1, 1, 1]
+    assert _steps(table).acknowledged == 8
+    ahead = table.insert("a", 1, make_chunk(sequence=2), max_wait_s=0.0)
+    assert (ahead.status, ahead.next_sequence) == (InsertStatus.OUT_OF_ORDER, 1)
+
+
+def test_a_newer_life_closes_and_fences_the_older(make_table: Any, make_chunk: Any) -> None:
+    table = make_table()
+    table.insert("a", 1, make_chunk(sequence=0), max_wait_s=0.0)
+    assert _steps(table).unripe == 6
+    table.insert("a", 2, make_chunk(T=0, sequence=0), max_wait_s=0.0)
+    assert (_steps(table).unripe, _steps(table).items, _steps(table).lost_tail) == (0, 6, 2)
+    assert table.insert("a", 1, make_chunk(sequence=1), max_wait_s=0.0).status is InsertStatus.FENCED
+    table.close_actor("a", 1)
+    assert [actor.incarnation for actor in table.info().actors] == [2]
+
+
+def test_a_gap_closes_the_windows(make_table: Any, make_chunk: Any) -> None:
+    table = make_table()
+    table.insert("a", 1, make_chunk(sequence=0), max_wait_s=0.0)
+    table.insert("a", 1, make_chunk(sequence=1, first_step=5), max_wait_s=0.0)
+    assert (_steps(table).items, _steps(table).lost_tail, _steps(table).unripe) == (6 + 2, 2, 6)
+    table.insert("a", 1, make_chunk(T=0, sequence=2, first_step=12), max_wait_s=0.0)
+    assert (_steps(table).items, _steps(table).lost_tail, _steps(table).unripe) == (12, 4, 0)
+    back = table.insert("a", 1, make_chunk(sequence=3, first_step=11), max_wait_s=0.0)
+    assert back.status is InsertStatus.REFUSED
+
+
+def test_silence_and_farewell_close_the_windows(make_table: Any, make_chunk: Any, clock: Any) -> None:
+    table = make_table(max_actor_silence_s=10.0)
+    for actor in ("a", "b"):
+        table.insert(actor, 1, make_chunk(sequence=0), max_wait_s=0.0)
+    table.close_actor("b", 1)
+    assert _steps(table).unripe == 6
+    clock.now_s += 10.5
+    assert table.expire_actors() == ["a"]
+    assert (_steps(table).unripe, _steps(table).lost_tail) == (0, 4)
+    assert table.expire_actors() == []
+    # It was only slow: its chunk is welcome, in fresh windows.
+    assert table.insert("a", 1, make_chunk(sequence=1), max_wait_s=0.0).status is InsertStatus.APPLIED
+    assert (_steps(table).items, _steps(table).lost_tail, _steps(table).unripe) == (14, 4, 6)
+
+
+def test_a_sick_lane_is_cut_and_the_others_go_on(make_table: Any, make_chunk: Any) -> None:
+    table = make_table()
+    table.insert("a", 1, make_chunk(sequence=0), max_wait_s=0.0)
+    chunk = make_chunk(sequence=1)
+    chunk.observation["policy"][2, 1] = np.nan
+    answer = table.insert("a", 1, chunk, max_wait_s=0.0)
+    assert answer.status is InsertStatus.APPLIED
+    assert answer.quarantined_lanes.tolist() == [1]
+    steps = _steps(table)
+    assert (steps.acknowledged, steps.quarantined, steps.lost_tail, steps.items, steps.unripe) == (16, 4, 1, 8, 3)
+    table.insert("a", 1, make_chunk(sequence=2), max_wait_s=0.0)
+    assert _steps(table).items == 8 + 4 + 1
+    assert np.isfinite(table.store.ring.observation["policy"]).all()
+
+
+def test_chunks_that_cannot_fit_are_refused(make_table: Any, make_chunk: Any) -> None:
+    answer = make_table().insert("a", 1, make_chunk(T=33, B=2), max_wait_s=0.0)
+    assert answer.status is InsertStatus.REFUSED
+    assert "66 rows and the table only 64" in answer.reason
+    table = make_table(**LIMITED)
+    answer = table.insert("a", 1, make_chunk(T=5, B=2), max_wait_s=0.0)
+    assert answer.status is InsertStatus.REFUSED
+    assert "max_chunk_steps 8" in answer.reason
+    assert table.info().actors == []
+
+
+def test_the_ratio_holds_either_side_and_says_why(make_table: Any, make_chunk: Any, feed: Any) -> None:
+    table = make_table(**LIMITED)
+    # 8 steps a chunk; the first crosses min_size_to_sample with 6 items and owes 2 x 2, each further one 16.
+    assert feed(table, 5) == [InsertStatus.APPLIED] * 4 + [InsertStatus.BLOCKED]
+    blocked = table.insert("a", 1, make_chunk(sequence=4), max_wait_s=0.0)
+    assert (blocked.status, blocked.next_sequence) == (InsertStatus.BLOCKED, 4)
+    assert blocked.retry_after_s > 0.0
+    assert "the learner must sample" in blocked.reason
+    while table.sample(4, 16, max_wait_s=0.0).status is SampleStatus.OK:
+        pass
+    starved = table.sample(4, 16, max_wait_s=0.0)
+    assert "actors must insert" in starved.reason
+    assert table.insert("a", 1, make_chunk(sequence=4), max_wait_s=0.0).status is InsertStatus.APPLIED
+    info = table.info().limiter
+    assert (info.inserted_items, info.sampled_items) == (40, 64)
+    assert "samples owed" in info.explanation
+
+
+def test_waiters_are_named_and_woken(make_table: Any, make_chunk: Any, feed: Any) -> None:
+    table = make_table(clock=time.monotonic, **LIMITED, max_waiting_inserts=1)
+    samples: List[Any] = []
+    sampler = threading.Thread(target=lambda: samples.append(table.sample(4, 16, max_wait_s=30.0, waiter="chief")))
+    sampler.start()
+    _until(lambda: table.info().limiter.sample_blocked)
+    [waiter] = table.info().waiters
+    assert (waiter.peer_name, waiter.call) == ("chief", "Sample")
+    assert "actors must insert" in waiter.reason
+    feed(table, 1)
+    sampler.join(10.0)
+    assert samples[0].status is SampleStatus.OK
+    statuses = feed(table, 20)
+    sequence = statuses.count(InsertStatus.APPLIED) + 1
+    inserts: List[Any] = []
+    chunk = make_chunk(sequence=sequence)
+    inserter = threading.Thread(target=lambda: inserts.append(table.insert("a", 1, chunk, max_wait_s=30.0)))
+    inserter.start()
+    _until(lambda: table.info().limiter.insert_blocked)
+    crowded = table.insert("b", 1, make_chunk(), max_wait_s=30.0)
+    assert crowded.status is InsertStatus.BLOCKED
+    assert "1 other inserts wait already" in crowded.reason
+    while inserter.is_alive():
+        table.sample(1, 16, max_wait_s=0.1)
+        inserter.join(0.01)
+    assert inserts[0].status is InsertStatus.APPLIED
+    assert table.info().waiters == []
+    assert table.check_valid() is None
+
+
+def test_a_wait_ends_in_time(make_table: Any) -> None:
+    table = make_table(clock=time.monotonic)
+    start_s = time.monotonic()
+    assert table.sample(1, 1, max_wait_s=0.05).status is SampleStatus.WAITING
+    assert 0.04 < time.monotonic() - start_s < 5.0
+
+
+def test_a_newer_life_overtakes_a_waiting_insert(make_table: Any, make_chunk: Any, feed: Any) -> None:
+    table = make_table(clock=time.monotonic, **LIMITED)
+    applied = feed(table, 10).count(InsertStatus.APPLIED)
+    answers: List[Any] = []
+    chunk = make_chunk(sequence=applied)
+    thread = threading.Thread(target=lambda: answers.append(table.insert("a", 1, chunk, max_wait_s=30.0)))
+    thread.start()
+    _until(lambda: table.info().limiter.insert_blocked)
+    table.insert("a", 2, make_chunk(T=0), max_wait_s=0.0)
+    while thread.is_alive():
+        table.sample(4, 16, max_wait_s=0.1)
+        thread.join(0.01)
+    assert answers[0].status is InsertStatus.FENCED
+    assert table.check_valid() is None
+
+
+def test_an_interruption_wakes_everyone(make_table: Any, feed: Any) -> None:
+    table = make_table(clock=time.monotonic)
+    answers: List[Any] = []
+    thread = threading.Thread(target=lambda: answers.append(table.sample(1, 1, max_wait_s=30.0)))
+    thread.start()
+    _until(lambda: table.info().limiter.sample_blocked)
+    table.interrupt("the replay is stopping")
+    thread.join(10.0)
+    assert answers[0].reason == "the replay is stopping"
+    assert table.sample(1, 1, max_wait_s=30.0).reason == "the replay is stopping"
+
+
+def test_versions_only_rise(make_table: Any) -> None:
+    table = make_table()
+    table.set_newest(5, 50)
+    table.set_newest(4, 90)
+    assert table.newest_version == 5
+    assert table.info().newest_updates == 50
+
+
+def test_items_can_be_looked_at(make_table: Any, make_chunk: Any, clock: Any) -> None:
+    table = make_table(n_step=1)
+    assert table.histograms() == []
+    table.insert("a", 1, make_chunk(time_outs=[(3, 0)]), max_wait_s=0.0)
+    clock.now_s += 3.0
+    table.insert("b", 1, make_chunk(), max_wait_s=0.0)
+    table.update_priorities(np.array([2]), np.array([40.0]))
+    table.set_newest(10, 100)
+    first = table.inspect(InspectOrder.HIGHEST_PRIORITY, 1)[0]
+    assert (first.key, first.actor, first.priority) == (2, "a", 40.0 + 1e-6)
+    assert [item.key for item in table.inspect(InspectOrder.OLDEST, 3)] == [0, 1, 2]
+    assert [item.key for item in table.inspect(InspectOrder.NEWEST, 2, actor="b")] == [14, 13]
+    assert table.inspect(InspectOrder.NEWEST, 2, actor="nobody") == []
+    item = table.item(6)
+    assert item is not None
+    assert (item.bootstrap_key, item.discount, item.age_s, item.policy_version) == (8, 0.5, 3.0, 7)
+    assert item.columns["observation.policy"].tolist() == [3.0, 0.0]
+    assert item.columns["next_observation.policy"].tolist() == [-7.0, 0.0]
+    assert [table.item(key) for key in (7, 8, 99, -1)] == [None] * 4  # open, no step, never was
+    spreads = {spread.name: spread for spread in table.histograms()}
+    assert set(spreads) == {"priority", "age_seconds", "lag_versions", "times_sampled"}
+    for spread in spreads.values():
+        assert spread.counts.sum() == table.info().num_items
+        assert len(spread.edges) == len(spread.counts) + 1
+
+
+EVENT = st.sampled_from(
+    ["insert", "insert", "insert", "gap", "restart", "close", "silence", "sick", "sample", "resend"]
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), capacity=st.integers(16, 60), n_step=st.integers(1, 5))
+def test_every_step_is_accounted_for_whatever_happens(
+    data: Any, capacity: int, n_step: int, make_table: Any, make_chunk: Any, clock: Any
+) -> None:
+    table = make_table(capacity=capacity, n_step=n_step, max_batch_size=8, max_actor_silence_s=50.0)
+    lives = {name: [1, 0, 0] for name in ("a", "b")}  # incarnation, sequence, first step
+    for event in data.draw(st.lists(EVENT, min_size=5, max_size=30)):
+        name = data.draw(st.sampled_from(["a", "b"]))
+        life = lives[name]
+        clock.now_s += 100.0 if event == "silence" else 1.0
+        if event == "close":
+            table.close_actor(name, life[0])
+        elif event == "sample":
+            result = table.sample(2, 8, max_wait_s=0.0)
+            for batch in result.batches:
+                table.update_priorities(batch.keys, np.abs(batch.n_step_return).astype(np.float64))
+        elif event == "silence":
+            table.expire_actors()
+        else:
+            if event == "restart":
+                life[:] = [life[0] + 1, 0, 0]
+            life[2] += event == "gap"
+            T = data.draw(st.integers(0, 4))
+            places = st.lists(st.tuples(st.integers(0, max(0, T - 1)), st.integers(0, 1)), max_size=3, unique=True)
+            marks = {kind: data.draw(places) if T else [] for kind in ("ends", "time_outs", "resets")}
+            has_final = data.draw(st.booleans()) and not marks["resets"]
+            cut = has_final and data.draw(st.booleans()) and T > 0
+            chunk = make_chunk(T=T, sequence=life[1], first_step=life[2], cut=cut, final=has_final, **marks)
+            if event == "sick" and T:
+                chunk.reward[data.draw(st.integers(0, T - 1)), 0] = np.nan
+            before = table.info().steps.acknowledged
+            status = table.insert(name, life[0], chunk, max_wait_s=0.0).status
+            assert status is InsertStatus.APPLIED
+            assert table.info().steps.acknowledged == before + chunk.num_valid
+            life[1] += 1
+            life[2] += T
+            if event == "resend":
+                assert table.insert(name, life[0], chunk, max_wait_s=0.0).status is InsertStatus.DUPLICATE
+        assert table.check_valid() is None
+    steps = table.info().steps
+    assert steps.acknowledged == steps.resident + steps.overwritten + steps.reset + steps.quarantined + steps.lost_tail
+    made = steps.items + steps.unripe + steps.unripe_evicted + steps.lost_tail + steps.quarantined
+    assert steps.acknowledged == made
