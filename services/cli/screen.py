@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, Optional, TextIO
+from typing import Optional, TextIO
 
 from rich.console import Console
 from rich.live import Live
@@ -80,6 +80,7 @@ class LiveScreen:
         self._console = console
         self._verbose = verbose
         self._next_s = 0.0
+        self._newest: Optional[Snapshot] = None
         self._live = Live(console=console, auto_refresh=False, transient=False)
 
     def start(self) -> None:
@@ -94,14 +95,20 @@ class LiveScreen:
         self._console.print(body, highlight=False, soft_wrap=True)
 
     def show(self, snapshot: Snapshot, now_s: float) -> None:
+        self._newest = snapshot
         if now_s >= self._next_s:
             self._next_s = now_s + REFRESH_PERIOD_S
-            size: Any = self._console.size
-            height = min(VIEW_HEIGHT, max(1, size.height - 2))
-            self._live.update(render(snapshot, size.width, height), refresh=True)
+            self._draw(snapshot)
 
     def stop(self) -> None:
+        if self._newest is not None:  # what stays on the terminal is the end, not what was drawn a little before
+            self._draw(self._newest)
         self._live.stop()
+
+    def _draw(self, snapshot: Snapshot) -> None:
+        size = self._console.size
+        height = min(VIEW_HEIGHT, max(1, size.height - 2))
+        self._live.update(render(snapshot, size.width, height), refresh=True)
 
 
 def make_screen(stream: TextIO, *, verbose: bool) -> Screen:

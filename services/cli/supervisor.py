@@ -15,13 +15,13 @@ from services.common.errors import EXIT_CRASH, EXIT_OK, EXIT_USER
 
 TICK_S = 0.05
 FINISH_S = 8.0  # for actors and evaluator to hear that training is finished, and for its last judgement
+KILL_S = 9.5  # who is still there so long after the stop began is killed
 # Who is asked to stop, and when, in seconds since the stop began, its turn is over and the next are asked too.
 STOP_STAGES: Tuple[Tuple[Tuple[str, ...], float], ...] = (
     (("actor", "evaluator"), 3.0),
     (("learner",), 6.5),
-    (("replay",), 9.5),
+    (("replay",), KILL_S),
 )
-KILL_S = 9.5
 
 
 @dataclass(frozen=True)
@@ -202,20 +202,15 @@ class Supervisor:
             stage = [watched for watched in self._watched if watched.role in roles]
             for watched in stage:
                 watched.child.terminate()
-            while any(watched.child.is_alive() for watched in stage):
-                now_s = time.monotonic()
+            while any(watched.child.is_alive() for watched in stage) and time.monotonic() - begun_s < until_s:
                 if self._signals.count > 1:
                     self._kill("asked twice")
-                    return
-                if now_s - begun_s >= until_s:
-                    break
                 self._note_stopped()
-                self._tick(now_s)
-        while self._alive() and time.monotonic() - begun_s < KILL_S:
-            self._tick(time.monotonic())
+                self._tick(time.monotonic())
         if self._alive():
             self._kill(f"still there after {KILL_S:g} s")
         self._note_stopped()
+        self._tick(time.monotonic())
 
     def _note_stopped(self) -> None:
         for watched in self._watched:

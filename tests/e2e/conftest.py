@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Callable, Iterator, List
+
+import pytest
+
+from tests.e2e.launcher import Launcher
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
+    for item in items:
+        if "e2e" in Path(str(item.fspath)).parts:
+            item.add_marker(pytest.mark.e2e)
+
+
+@pytest.fixture()
+def up(tmp_path: Path) -> Iterator[Callable[..., Launcher]]:
+    """Start `shoal up` with runs in a temporary folder; everything is ended after the test."""
+    started: List[Launcher] = []
+
+    def start(file: str, *flags: str) -> Launcher:
+        arguments = [str(ROOT / file), "--run.folder", str(tmp_path / "runs"), "--report.video", "false", *flags]
+        started.append(Launcher(arguments, tmp_path / f"up-{len(started)}.log"))
+        return started[-1]
+
+    yield start
+    for launcher in started:
+        launcher.stop()
