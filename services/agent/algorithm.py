@@ -51,7 +51,8 @@ class Update:
     """The result of one learner update."""
 
     td_error: npt.NDArray[np.float32]  # [N], mean |delta| of the critics, unweighted: the new priorities before + 1e-6
-    metrics: Dict[str, float] = field(default_factory=dict)  # losses, Q mean and max, gradient norms
+    # Losses, Q mean and max, gradient norms; empty for most updates, since each report waits for the device.
+    metrics: Dict[str, float] = field(default_factory=dict)
 
 
 class Learner(Protocol):

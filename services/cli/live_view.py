@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 from typing import List, Optional, Tuple
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -37,6 +38,15 @@ def render(snapshot: Snapshot, width: int = 100, height: int = 20) -> Renderable
     if rows >= 2:
         parts.append(_processes(snapshot, rows))
     return Group(*parts)
+
+
+def export_svg(snapshot: Snapshot, title: str, width: int = 100, height: int = 20) -> str:
+    """The live view as a picture for a page, drawn by the same code."""
+    console = Console(
+        width=width, height=height, record=True, file=io.StringIO(), force_terminal=True, color_system="truecolor"
+    )
+    console.print(render(snapshot, width, height))
+    return console.export_svg(title=title)
 
 
 def status_line(snapshot: Snapshot) -> str:

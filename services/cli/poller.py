@@ -28,7 +28,7 @@ class AnswerReader:
     """Turns answers into `TrainingState`s; rates and the history of scores come from comparing them. No gRPC calls."""
 
     def __init__(self) -> None:
-        self._meters: Dict[str, RateMeter] = {}
+        self._meters: Dict[str, Tuple[object, RateMeter]] = {}  # by counter: whose life it counts in, and its meter
         self._scores: Deque[float] = deque(maxlen=KEPT_SCORES)
         self._scored: Tuple[int, int] = (0, 0)
 
@@ -39,8 +39,8 @@ class AnswerReader:
             capacity_rows=info.capacity_rows,
             items=info.num_items,
             acknowledged_steps=info.steps.acknowledged,
-            steps_per_s=self._rate("replay.steps", now_s, info.steps.acknowledged),
-            samples_per_s=self._rate("replay.samples", now_s, info.limiter.sampled_items),
+            steps_per_s=self._rate("replay steps", info.replay_incarnation, now_s, info.steps.acknowledged),
+            samples_per_s=self._rate("replay samples", info.replay_incarnation, now_s, info.limiter.sampled_items),
             insert_blocked=info.limiter.insert_blocked,
             sample_blocked=info.limiter.sample_blocked,
             limiter=info.limiter.explanation,
@@ -54,7 +54,7 @@ class AnswerReader:
         return {
             actor.name: ActorState(
                 steps=actor.acknowledged_steps,
-                steps_per_s=self._rate(f"actor {actor.name}", now_s, actor.acknowledged_steps),
+                steps_per_s=self._rate(f"actor {actor.name}", actor.incarnation, now_s, actor.acknowledged_steps),
                 version=actor.last_policy_version,
                 dropped_steps=sum(actor.counters.dropped_steps.values()),
             )
@@ -72,7 +72,7 @@ class AnswerReader:
             version=info.version,
             updates=info.updates,
             max_updates=info.max_updates,
-            updates_per_s=self._rate("learner.updates", now_s, info.updates),
+            updates_per_s=self._rate("learner updates", (info.chief_incarnation, info.run_state), now_s, info.updates),
             training_s=info.training_seconds,
             lag_p50_updates=info.lag_p50_updates,
             lag_p95_updates=info.lag_p95_updates,
@@ -85,8 +85,11 @@ class AnswerReader:
             scores=tuple(self._scores),
         )
 
-    def _rate(self, name: str, now_s: float, count: float) -> float:
-        return self._meters.setdefault(name, RateMeter()).read(now_s, count)
+    def _rate(self, name: str, life: object, now_s: float, count: float) -> float:
+        """The rate of a counter within one life of what counts; what a resumed one takes over is no progress."""
+        if name not in self._meters or self._meters[name][0] != life:
+            self._meters[name] = (life, RateMeter())
+        return self._meters[name][1].read(now_s, count)
 
 
 class Poller:
@@ -196,5 +199,5 @@ def _waiters(info: replay_pb2.GetReplayInfoResponse) -> Mapping[str, str]:
     longest: Dict[str, Tuple[float, str]] = {}
     for waiter in info.waiters:
         if waiter.seconds >= longest.get(waiter.peer_name, (0.0, ""))[0]:
-            longest[waiter.peer_name] = (waiter.seconds, f"{waiter.reason} ({waiter.seconds:.1f} s)")
+            longest[waiter.peer_name] = (waiter.seconds, f"{waiter.seconds:.1f} s: {waiter.reason}")
     return {name: reason for name, (_seconds, reason) in longest.items()}

@@ -16,7 +16,7 @@ def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
             item.add_marker(pytest.mark.e2e)
 
 
-@pytest.fixture()
+@pytest.fixture
 def up(tmp_path: Path) -> Iterator[Callable[..., Launcher]]:
     """Start `shoal up` with runs in a temporary folder; everything is ended after the test."""
     started: List[Launcher] = []

@@ -38,10 +38,11 @@ def test_the_default_arm_learns_to_reach(up: Up, tmp_path: Path) -> None:
     assert result["success_rate"] >= 0.9
     assert result["episodes"] == 200
     assert result["wall_s"] < 180
-    assert result["updates"] == 8000 or result["updates"] > 0
+    assert result["updates"] >= 5000
     assert (folder / "learning_curve.png").stat().st_size > 5000
     assert list((folder / "tensorboard").iterdir())
-    assert {f.name for f in (folder / "logs").iterdir()} >= {"replay.log", "learner.log", "evaluator.log", "actor-0.log"}
+    logs = {f.stem for f in (folder / "logs").iterdir()}
+    assert logs >= {"replay", "learner", "evaluator", "actor-0", "actor-1"}
     assert "Traceback" not in launcher.output()
 
 

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import dataclasses
 import io
+from xml.etree import ElementTree as ET
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from services.cli.live_view import render, status_line
+from services.cli.live_view import export_svg, render, status_line
 from services.cli.snapshot import ActorState, LearnerState, ProcessState, ReplayState, Snapshot, TrainingState
 
 LEARNER = LearnerState(
@@ -123,6 +124,15 @@ def test_processes_that_do_not_fit_are_summed_up_and_trouble_is_kept():
     assert "+ 36 more" in text
     assert "▲ actor-40" in text
     assert "again in 0.4 s ↻3" in text
+
+
+def test_the_picture_is_an_svg_of_the_same_view():
+    picture = export_svg(SNAPSHOT, "shoal up reach.toml")
+    root = ET.fromstring(picture)  # noqa: S314 (our own)
+    assert root.tag.endswith("svg")
+    text = "".join(root.itertext()).replace("\xa0", " ")
+    assert "reach-20250418-142701" in text
+    assert "shoal up reach.toml" in text
 
 
 def test_before_the_first_answer():

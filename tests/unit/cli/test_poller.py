@@ -64,6 +64,16 @@ def test_rates_come_from_two_answers():
     assert learner.eta_s == pytest.approx(5)
 
 
+def test_what_a_resumed_learner_takes_over_is_no_progress():
+    reader = AnswerReader()
+    waiting = learner_info(0)
+    waiting.run_state = parameters_pb2.RUN_STATE_WAITING
+    reader.learner(waiting, 10.0)
+    assert reader.learner(learner_info(3000), 11.0).updates_per_s == 0.0
+    assert reader.learner(learner_info(3100), 12.0).updates_per_s == pytest.approx(100)
+    assert reader.learner(learner_info(5000, chief=2), 13.0).updates_per_s == 0.0
+
+
 def test_each_evaluation_is_one_point_of_the_curve():
     reader = AnswerReader()
     for updates, evaluated, success in ((1, 0, 0.0), (2, 4, 0.25), (3, 4, 0.25), (4, 9, 0.75)):
@@ -120,7 +130,7 @@ def test_both_are_asked_as_an_operator_and_silence_is_noticed(services):
     poller.start()
     try:
         state = eventually(poller, lambda s: s.replay is not None and s.learner is not None)
-        assert state.waits == {"actor-0": "long (1.5 s)", "learner": "waiting for the replay"}
+        assert state.waits == {"actor-0": "1.5 s: long", "learner": "waiting for the replay"}
         assert state.lags == {"evaluator": 40}
         assert {(peer.role, peer.run_id) for peer in replay.peers} == {(experience_pb2.ROLE_OPERATOR, "")}
         server.stop(0).wait()
