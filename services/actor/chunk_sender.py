@@ -68,6 +68,7 @@ class ChunkSender:
         self._queue: Deque[_Queued] = deque()
         self._changed = threading.Condition()
         self._closed = False
+        self._ended = False  # nothing is delivered any more
         self._sequence = 0
         self._produced = 0
         self._dropped: Dict[str, int] = {}
@@ -97,6 +98,9 @@ class ChunkSender:
         """
         with self._changed:
             self._produced += chunk.num_valid
+            if self._ended:
+                self._drop(chunk, "stopped")
+                return
             while len(self._queue) >= self._buffer_chunks:
                 if self._drop_oldest:
                     self._drop(self._queue.popleft().chunk, "buffer_full")
@@ -116,12 +120,21 @@ class ChunkSender:
 
     def run(self) -> None:
         """Deliver until closed; run it on a thread."""
+        try:
+            self._deliver_until_stopped()
+            self._flush()
+        finally:
+            with self._changed:
+                self._ended = True
+            self._caller.close()
+
+    def _deliver_until_stopped(self) -> None:
         while True:
             with self._changed:
                 while not self._queue and not self._closed:
                     self._changed.wait(0.5)
                 if not self._queue or self._stopping.is_set():
-                    break
+                    return
                 queued = self._queue.popleft()
                 self._changed.notify_all()
             try:
@@ -129,9 +142,7 @@ class ChunkSender:
             except Stopped:
                 with self._changed:
                     self._queue.appendleft(queued)
-                break
-        self._flush()
-        self._caller.close()
+                return
 
     def _deliver(self, queued: _Queued) -> None:
         while True:
@@ -167,29 +178,38 @@ class ChunkSender:
     def _flush(self) -> None:
         """Deliver what is left within the stop's budget, without repeating for ever; count the rest as dropped."""
         deadline = time.monotonic() + FLUSH_BUDGET_S
+        said = False
         while True:
             with self._changed:
-                if not self._queue and self._closed:
-                    return
+                while not self._queue and not self._closed:  # a slow environment makes its last step: nothing waits
+                    self._changed.wait(0.5)
+                    deadline = time.monotonic() + FLUSH_BUDGET_S
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
-                    for queued in self._queue:
-                        self._drop(queued.chunk, "stopped")
-                    self._log.warning("steps are dropped at the stop", steps=self._dropped.get("stopped", 0))
-                    return
+                    self._give_up()
                 if not self._queue:
-                    self._changed.wait(min(left_s, 0.1))
-                    continue
-                queued = self._queue[0]
+                    return
+                queued = self._queue.popleft()
             try:
                 response = call_once(self._stub.Insert, self._request(queued, left_s), timeout_s=left_s + 0.5)
                 if self._settled(response, queued.chunk):
-                    with self._changed:
-                        self._queue.popleft()
                     continue
             except Unavailable as error:
-                self._log.warning("the last chunks wait for the replay", reason=str(error))
+                if not said:
+                    self._log.warning("the last chunks wait for the replay", reason=str(error))
+                    said = True
+            with self._changed:
+                self._queue.appendleft(queued)
             time.sleep(0.05)
+
+    def _give_up(self) -> None:
+        """The budget of the stop is used up: what waits is dropped, and so is what still comes."""
+        self._ended = True
+        while self._queue:
+            self._drop(self._queue.popleft().chunk, "stopped")
+        steps = self._dropped.get("stopped", 0)
+        if steps:
+            self._log.warning("steps are dropped at the stop", steps=steps)
 
     def _request(self, queued: _Queued, max_wait_s: float) -> replay_pb2.InsertRequest:
         chunk = queued.chunk

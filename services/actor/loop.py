@@ -33,8 +33,11 @@ def act(
     """Act until the process is to end; the loop knows no gRPC. Running episodes are cut at the stop, and sent."""
     observation = env.reset(seed)
     with contextlib.suppress(Stopped):
-        # A stop on a chunk's border takes one more step, so that there is a row to cut the episodes at.
-        while not lifecycle.stopping.is_set() or writer.is_empty:
+        # A stop on a chunk's border takes one more step, so that there is a row to cut the episodes at. One, and no
+        # further: chunks of a single step never leave such a row.
+        is_last_step = False
+        while not lifecycle.stopping.is_set() or (writer.is_empty and not is_last_step):
+            is_last_step = lifecycle.stopping.is_set()
             newest = parameters.wait_for_newest(max_policy_age_s)
             decision = policy.act(newest.parameters, observation, rng)
             writer.record_decision(observation, decision, newest.version)

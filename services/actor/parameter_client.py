@@ -21,6 +21,7 @@ from shoal.v1 import parameters_pb2, parameters_pb2_grpc
 
 CALL_TIMEOUT_S = 5.0
 PART_BYTES = 4 * 1024 * 1024
+RETRY_S = 0.1  # between two questions when the answer was not what is known to be there
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,7 @@ class ParameterClient:
     def run(self) -> None:
         """Fetch on hints, and by the poll period without one; run it on a thread."""
         while not self._lifecycle.stopping.is_set():
+            hinted_version = self._hinted_version
             try:
                 self.fetch()
             except Stopped:
@@ -115,11 +117,11 @@ class ParameterClient:
             if self.run_state == parameters_pb2.RUN_STATE_FINISHED:
                 self._lifecycle.stop("training is finished")
                 return
+            # A chief that has just restarted does not have the hinted version yet: it is asked soon, not at once.
+            is_behind = self._newest is None or self._newest.version < hinted_version
             with self._changed:
-                if self._newest is not None and self._hinted_version <= self._newest.version:
-                    self._changed.wait(self._poll_period_s)
-                elif self._newest is None:
-                    self._changed.wait(min(0.1, self._poll_period_s))
+                if self._hinted_version == hinted_version and not self._lifecycle.stopping.is_set():
+                    self._changed.wait(min(RETRY_S, self._poll_period_s) if is_behind else self._poll_period_s)
 
     def wait_for_newest(self, max_age_s: float) -> ParameterSet:
         """The newest set; waits for the first, and parks while none was confirmed for `max_age_s`.
@@ -162,11 +164,13 @@ class ParameterClient:
                 return None
             if google_crc32c.value(part.data) != part.crc32c or not part.data:
                 self._log.warning("a part of the parameters was damaged: fetched again", version=manifest.version)
+                self._lifecycle.stopping.wait(RETRY_S)
                 continue
             parts += part.data
         data = bytes(parts)
         if hashlib.blake2b(data, digest_size=16).hexdigest() != manifest.digest:
             self._log.warning("the parameters do not match their digest: fetched again", version=manifest.version)
+            self._lifecycle.stopping.wait(RETRY_S)
             return None
         return data
 

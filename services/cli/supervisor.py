@@ -74,6 +74,7 @@ class Supervisor:
         on_tick: Callable[[str, Tuple[ProcessState, ...]], None],
         *,
         make_policy: Callable[[], RestartPolicy] = RestartPolicy,
+        is_training_finished: Callable[[], bool],
         finish_s: float = FINISH_S,
     ) -> None:
         """Prepare; nothing is started.
@@ -84,12 +85,14 @@ class Supervisor:
             signals: entered by the caller.
             on_tick: called many times a second with the phase and the state of each process.
             make_policy: one for each child.
+            is_training_finished: whether a learner that ended by itself made its last update.
             finish_s: how long actors and evaluator may go on when the learner is done.
         """
         self._watched = [Watched(child, make_policy()) for child in children]
         self._merge = merge
         self._signals = signals
         self._on_tick = on_tick
+        self._is_training_finished = is_training_finished
         self._finish_s = finish_s
         self._finish_by: Optional[float] = None
         self._phase = "starting"
@@ -141,6 +144,8 @@ class Supervisor:
 
     def _ended(self, watched: Watched, exit_code: int, now_s: float) -> Optional[Outcome]:
         verdict = judge(watched.role, exit_code)
+        if watched.role == "learner" and verdict is Verdict.DONE and not self._is_training_finished():
+            verdict = Verdict.CRASHED  # somebody stopped it: the run is not over
         if verdict is Verdict.CRASHED and self._finish_by is None:
             return self._restart(watched, exit_code, now_s)
         watched.verdict = verdict

@@ -19,6 +19,7 @@ from services.cli.snapshot import ProcessState, Snapshot
 from services.cli.stop_signals import StopSignals
 from services.cli.supervisor import Outcome, Supervisor
 from services.common.errors import EXIT_USER, UserError
+from services.common.run_folder import RunFolder
 
 
 def run(target: str, overrides: Sequence[str], *, verbose: bool) -> int:
@@ -63,7 +64,13 @@ def _train(opened: OpenRun, endpoints: Endpoints, signals: StopSignals, screen: 
             merge.note(line)
         poller.start()
         screen.start()
-        return Supervisor(children, merge, signals, on_tick).run()
+        return Supervisor(
+            children,
+            merge,
+            signals,
+            on_tick,
+            is_training_finished=lambda: RunFolder(opened.folder).load_progress().is_finished,
+        ).run()
     finally:
         screen.stop()
         poller.stop()

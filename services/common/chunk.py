@@ -108,7 +108,7 @@ class Chunk:
         if self.flags.ndim != 2:
             raise SchemaError(f"flags have shape {list(self.flags.shape)}; they must be [T, B]")
         T, B, F = self.num_steps, self.num_lanes, len(self.final)  # noqa: N806 (the field's letters)
-        if T * B + F > MAX_CHUNK_ROWS:
+        if max(T, 1) * max(B, 1) + F > MAX_CHUNK_ROWS:
             raise SchemaError(
                 f"the chunk has {T} x {B} steps and {F} final observations; at most {MAX_CHUNK_ROWS} rows"
             )

@@ -24,6 +24,7 @@ _WIRE_DTYPES: Dict[str, tensor_pb2.DType.ValueType] = {
     "bool": tensor_pb2.D_TYPE_BOOL,
 }
 _NUMPY_DTYPES = {wire: np.dtype(name).newbyteorder("<") for name, wire in _WIRE_DTYPES.items()}
+_MAX_DIMENSIONS = 32  # of the oldest numpy that runs here
 
 
 class ChecksumError(SchemaError):
@@ -39,28 +40,34 @@ def encode_tensor(name: str, array: npt.NDArray[Any]) -> tensor_pb2.Tensor:
     wire = _WIRE_DTYPES.get(array.dtype.name)
     if wire is None:
         raise SchemaError(f"tensor {name!r} has dtype {array.dtype}; known are {', '.join(_WIRE_DTYPES)}")
-    return tensor_pb2.Tensor(
-        name=name, dtype=wire, shape=array.shape, codec=tensor_pb2.CODEC_NONE, data=array.tobytes()
-    )
+    data = array.astype(_NUMPY_DTYPES[wire], copy=False).tobytes()
+    return tensor_pb2.Tensor(name=name, dtype=wire, shape=array.shape, codec=tensor_pb2.CODEC_NONE, data=data)
 
 
 def decode_tensor(tensor: tensor_pb2.Tensor) -> npt.NDArray[Any]:
     """View a tensor's bytes as a read-only array of its shape.
 
     Raises:
-        SchemaError: unknown dtype or codec, or the bytes are not as many as the shape says.
+        SchemaError: unknown dtype or codec, an impossible shape, or the bytes are not as many as the shape says.
     """
     if tensor.dtype not in _NUMPY_DTYPES:
         raise SchemaError(f"tensor {tensor.name!r} has the unknown dtype number {tensor.dtype}")
     if tensor.codec != tensor_pb2.CODEC_NONE:
         raise SchemaError(f"tensor {tensor.name!r} is packed with codec number {tensor.codec}; known is 1 (none)")
+    if len(tensor.shape) > _MAX_DIMENSIONS:
+        raise SchemaError(
+            f"tensor {tensor.name!r} has {len(tensor.shape)} dimensions; no array has more than {_MAX_DIMENSIONS}"
+        )
     dtype, shape = _NUMPY_DTYPES[tensor.dtype], tuple(tensor.shape)
     want = dtype.itemsize
     for size in shape:  # in Python's integers: a product of hostile sizes must not wrap
         want *= size
     if len(tensor.data) != want:
         raise SchemaError(f"tensor {tensor.name!r} has {len(tensor.data)} bytes; {dtype}{list(shape)} takes {want}")
-    return np.frombuffer(tensor.data, dtype).reshape(shape)
+    try:
+        return np.frombuffer(tensor.data, dtype).reshape(shape)
+    except ValueError:  # numpy refuses some sizes even where another one is 0
+        raise SchemaError(f"tensor {tensor.name!r} has the impossible shape {list(shape)}") from None
 
 
 def decode_column(name: str, data: bytes, dtype: str, shape: Tuple[int, ...]) -> npt.NDArray[Any]:
@@ -144,7 +151,7 @@ def decode_chunk(message: experience_pb2.Chunk) -> Chunk:
         SchemaError: sizes do not fit together.
     """
     T, B, F = message.num_steps, message.num_lanes, len(message.final.step)  # noqa: N806 (the field's letters)
-    if T * B + F > MAX_CHUNK_ROWS:
+    if max(T, 1) * max(B, 1) + F > MAX_CHUNK_ROWS:  # lanes cost memory even where there are no steps
         raise SchemaError(f"the chunk claims {T} x {B} steps and {F} final observations; at most {MAX_CHUNK_ROWS} rows")
     if message.crc32c and message.crc32c != chunk_checksum(message):
         raise ChecksumError("the chunk's bytes do not match its CRC32C: send it again")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
 from services.common.errors import UserError
+
+FILE_MODE = 0o640  # the group of the services may read
 
 
 def write_atomically(file: Path, data: bytes) -> None:
@@ -17,6 +20,7 @@ def write_atomically(file: Path, data: bytes) -> None:
     aside = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
+        aside.touch(FILE_MODE)
         with aside.open("wb") as stream:
             stream.write(data)
             stream.flush()
@@ -24,7 +28,8 @@ def write_atomically(file: Path, data: bytes) -> None:
         aside.replace(file)
         sync_folder(file.parent)
     except OSError as error:
-        aside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the first error is the one to tell
+            aside.unlink()
         raise UserError(
             f"cannot write {str(file)!r}: {error.strerror}; free some space or choose another run.folder"
         ) from None

@@ -11,6 +11,7 @@ import threading
 from typing import Any, Callable, List, Mapping, Optional
 
 LIFELINE_VARIABLE = "_SHOAL_LIFELINE"  # file descriptor of the read end of the launcher's pipe
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 STOP_BUDGET_S = 9.5  # a stop that takes longer is a hang: the process says where and ends
 
 
@@ -28,11 +29,22 @@ class Lifecycle:
         self._threads: List[threading.Thread] = []
         self._on_stop: List[Callable[[], None]] = []
         self._lock = threading.Lock()
+        self._has_budget = False
 
     def start(self, environ: Mapping[str, str]) -> None:
-        """Take over SIGTERM and SIGINT, and watch the launcher's lifeline if `environ` names one."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda got, _frame: self.stop(signal.Signals(got).name))
+        """Take over SIGTERM and SIGINT, and watch the launcher's lifeline if `environ` names one.
+
+        From here on a stop has a budget: a process that overdraws it says where its threads are, and ends.
+        """
+        self._has_budget = True
+        # The handlers do nothing: one that took locks could meet the main thread inside of the same lock. Python writes
+        # the signal's number to a pipe instead, and a thread stops the process.
+        read, write = os.pipe()
+        os.set_blocking(write, False)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        for number in STOP_SIGNALS:
+            signal.signal(number, lambda _got, _frame: None)
+        threading.Thread(target=self._watch_signals, args=(read,), name="signals", daemon=True).start()
         if LIFELINE_VARIABLE in environ:
             descriptor = int(environ[LIFELINE_VARIABLE])
             threading.Thread(target=self._watch_lifeline, args=(descriptor,), name="lifeline", daemon=True).start()
@@ -45,7 +57,8 @@ class Lifecycle:
             self.reason = reason
             self.stopping.set()
             callbacks = list(self._on_stop)
-        threading.Thread(target=_end_hang, name="stop-budget", daemon=True).start()
+        if self._has_budget:
+            threading.Thread(target=_end_hang, name="stop-budget", daemon=True).start()
         for callback in callbacks:
             callback()
 
@@ -83,6 +96,12 @@ class Lifecycle:
         for thread in self._threads:
             thread.join()
         self.check()
+
+    def _watch_signals(self, descriptor: int) -> None:
+        while True:
+            for number in os.read(descriptor, 64):
+                if number in STOP_SIGNALS:
+                    self.stop(signal.Signals(number).name)
 
     def _watch_lifeline(self, descriptor: int) -> None:
         # A pipe and not PR_SET_PDEATHSIG: that one fires when the launcher's *thread* ends.

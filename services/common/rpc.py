@@ -23,6 +23,7 @@ _SIZE_OPTIONS: List[Tuple[str, int]] = [
 CHANNEL_OPTIONS: List[Tuple[str, int]] = [
     *_SIZE_OPTIONS,
     ("grpc.use_local_subchannel_pool", 1),  # a channel is a connection of its own
+    ("grpc.enable_http_proxy", 0),  # peers are hosts of ours: a proxy for the web must not come between
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),  # gRPC's own default waits two minutes for a restarted server
@@ -37,11 +38,16 @@ SERVER_OPTIONS: List[Tuple[str, int]] = [
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
 ]
 
-RETRIED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.ABORTED)
+RETRIED = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.ABORTED,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,  # a server at its limit of calls; but an oversize message stays one
+)
 REFUSALS = (
     grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.INVALID_ARGUMENT,
-    grpc.StatusCode.RESOURCE_EXHAUSTED,
     grpc.StatusCode.UNAUTHENTICATED,
     grpc.StatusCode.PERMISSION_DENIED,
     grpc.StatusCode.UNIMPLEMENTED,
@@ -80,9 +86,10 @@ def call_once(method: Callable[..., Response], request: Any, *, timeout_s: float
         answer: Any = error  # a unary call's error is its grpc.Call too
         code: grpc.StatusCode = answer.code()
         details = answer.details() or code.name
-        if code in RETRIED or code == grpc.StatusCode.CANCELLED:
+        is_oversize = code == grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details
+        if code in RETRIED and not is_oversize:
             raise Unavailable(f"{code.name.lower()}: {details}") from None
-        if code in REFUSALS:
+        if code in REFUSALS or is_oversize:
             raise Refused(details) from None
         raise
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ class Progress:
     updates: int = 0
     training_seconds: float = 0.0  # the chief's running time
     env_steps: int = 0  # acknowledged by the replay
+    is_finished: bool = False  # the last update was made
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,20 @@ class RunFolder:
         self.result = path / "result.json"
         self.learning_curve = path / "learning_curve.png"
         self.video = path / "eval.mp4"
+        self._progress = path / "progress.json"
         self._best = path / "best.safetensors"
         self._evaluations = path / "evaluations.jsonl"
+
+    def save_progress(self, progress: Progress) -> None:
+        """Say how far the run has come, for whoever reads the folder."""
+        write_atomically(self._progress, (json.dumps(asdict(progress)) + "\n").encode())
+
+    def load_progress(self) -> Progress:
+        """How far the run has come; nothing done where nothing was said."""
+        try:
+            return Progress(**json.loads(self._progress.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            return Progress()
 
     def save_best(self, data: bytes, evaluation: Evaluation) -> None:
         """Keep a published set (safetensors bytes) as the best."""
@@ -85,8 +99,11 @@ class RunFolder:
             stream.write(json.dumps(asdict(evaluation)) + "\n")
 
     def evaluations(self) -> List[Evaluation]:
-        """The learning curve so far; a last line that a crash cut short is left out."""
+        """The learning curve so far; lines that a crash cut short are left out."""
         if not self._evaluations.exists():
             return []
-        lines = self._evaluations.read_text(encoding="utf-8").split("\n")[:-1]
-        return [Evaluation(**json.loads(line)) for line in lines if line.endswith("}")]
+        curve: List[Evaluation] = []
+        for line in self._evaluations.read_text(encoding="utf-8").split("\n"):
+            with contextlib.suppress(ValueError, TypeError):
+                curve.append(Evaluation(**json.loads(line)))
+        return curve

@@ -121,6 +121,7 @@ class Chief:
             env_steps=lambda: self._steps.total,
             latest_evaluation=lambda: self._servicer.latest,
             queue_depth=lambda: self._replay.depth,
+            max_updates=self._config.learner.max_updates,
         )
 
         def publish() -> None:
@@ -145,6 +146,7 @@ class Chief:
             lifecycle=self._lifecycle,
         )
         publish()
+        self._folder.save_progress(monitor.progress(learner.updates))
         self._lifecycle.spawn("env-steps", lambda: self._steps.watch(self._replay, self._lifecycle))
         self._replay.start(schema)
         self._status.run_state = parameters_pb2.RUN_STATE_TRAINING
@@ -166,12 +168,13 @@ class Chief:
         publish()
         checkpointer.finish()
         monitor.show(learner.updates)
+        self._folder.save_progress(self._status.progress)
         monitor.close()
 
     def say_farewell(self) -> None:
         """Tell actors and evaluator that training is finished, and wait until they know."""
         progress = self._status.progress
-        if progress.updates < self._config.learner.max_updates:
+        if not progress.is_finished:
             return
         self._status.run_state = parameters_pb2.RUN_STATE_FINISHED
         self._log.info("training is finished", updates=progress.updates, env_steps=progress.env_steps)

@@ -36,6 +36,7 @@ class Monitor:
         env_steps: Callable[[], int],
         latest_evaluation: Callable[[], Optional[Evaluation]],
         queue_depth: Callable[[], int],
+        max_updates: int,
     ) -> None:
         from tensorboardX import SummaryWriter  # slow to import: not before the config is checked
 
@@ -47,6 +48,7 @@ class Monitor:
         self._env_steps = env_steps
         self._latest_evaluation = latest_evaluation
         self._queue_depth = queue_depth
+        self._max_updates = max_updates
         self._lags: Deque[npt.NDArray[np.int64]] = deque(maxlen=LAG_WINDOW)
         self._shown_at = 0.0
         self._shown_version = 0
@@ -63,7 +65,12 @@ class Monitor:
     def progress(self, updates: int) -> Progress:
         """How far the run has come."""
         seconds = self._earlier.training_seconds + self._clock() - self._started_at
-        return Progress(updates=updates, training_seconds=seconds, env_steps=self._env_steps())
+        return Progress(
+            updates=updates,
+            training_seconds=seconds,
+            env_steps=self._env_steps(),
+            is_finished=updates >= self._max_updates,
+        )
 
     def after_update(self, updates: int, batch: Batch, update: Update) -> None:
         """Count one update."""

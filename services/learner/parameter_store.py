@@ -107,7 +107,7 @@ class ParameterStore:
         """Keep the newest set for `reader` (an evaluator) until it takes a newer one: one a reader."""
         with self._lock:
             if self._newest is not None:
-                self._held = {reader: self._newest}
+                self._held[reader] = self._newest
 
     def history(self) -> List[Tuple[int, int]]:
         """(version, updates) of every version that can be looked up, versions rising."""

@@ -15,7 +15,7 @@ from services.common.codec import decode_batch, decode_schema
 from services.common.lifecycle import Lifecycle
 from services.common.log import Log
 from services.common.peer import Peer
-from services.common.rpc import Caller, Stopped, Unavailable, call_once
+from services.common.rpc import Caller, Refused, Stopped, Unavailable, call_once
 from services.common.schema import Schema
 from shoal.v1 import replay_pb2, replay_pb2_grpc
 
@@ -140,7 +140,7 @@ class ReplayClient:
             request = replay_pb2.UpdatePrioritiesRequest(peer=self._peer.to_proto(self._digest), priorities=updates)
             try:
                 call_once(self._stub.UpdatePriorities, request, timeout_s=2.0)
-            except Unavailable as error:
+            except (Refused, Unavailable) as error:  # a replay that restarted has no table yet
                 self._log.warning("the last priorities were not delivered", reason=str(error))
 
     def close(self) -> None:

@@ -38,6 +38,9 @@ print("12:00:00 info    hello from", name, flush=True)
 """
 
 LOYAL = "lifecycle.stopping.wait()\n"
+FINISHED = (
+    "import pathlib; time.sleep(0.5); pathlib.Path('runs/a/progress.json').write_text('{\"is_finished\": true}')\n"
+)
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)\n"
 REPORT = "print('the final table', flush=True)\nsys.exit(5)\n"
 
@@ -241,7 +244,7 @@ def test_who_is_fenced_is_not_started_again(up):
 
 
 def test_finished_training_is_reported_and_the_reports_exit_code_is_the_end(up):
-    up.stand_in("learner", "time.sleep(0.5)\n")
+    up.stand_in("learner", FINISHED)
     up.stand_in("actor", "time.sleep(1.0)\n")
     up.stand_in("evaluator", "time.sleep(1.0)\n")
     up.start()
@@ -252,8 +255,17 @@ def test_finished_training_is_reported_and_the_reports_exit_code_is_the_end(up):
     assert up.alive() == []
 
 
+def test_a_learner_that_was_stopped_before_its_last_update_is_started_again(up):
+    up.stand_in("learner", "time.sleep(0.3)\n")
+    up.start()
+    up.wait_for_lives("learner", lives=2)
+    up.process.send_signal(signal.SIGINT)
+    assert up.end() == 130
+    assert up.lives("report") == []
+
+
 def test_actors_that_do_not_hear_of_the_end_are_stopped(up):
-    up.stand_in("learner", "time.sleep(0.5)\n")
+    up.stand_in("learner", FINISHED)
     begun_s = time.monotonic()
     up.start()
     assert up.end(25) == 5
@@ -262,7 +274,8 @@ def test_actors_that_do_not_hear_of_the_end_are_stopped(up):
 
 
 def test_ctrl_c_during_the_report(up):
-    for role in ("learner", "actor", "evaluator"):
+    up.stand_in("learner", FINISHED)
+    for role in ("actor", "evaluator"):
         up.stand_in(role, "")
     up.stand_in("report", LOYAL)
     up.start().wait_for_lives("report")

@@ -23,7 +23,7 @@ from services.common.config.load import load
 from services.common.config.run import RunConfig
 from services.common.errors import EXIT_OK, UserError
 from services.common.files import write_atomically
-from services.common.run_folder import Evaluation, RunFolder
+from services.common.run_folder import Evaluation, Progress, RunFolder
 from services.common.schema import Schema
 
 MAX_LANES = 100
@@ -68,7 +68,7 @@ def report(run: Path, *, episodes: Optional[int], seed: Optional[int], video: Op
     goals = HeldOutGoals(seed if seed is not None else config.run.seed)
     statistics = _judge(config, parameters, episodes, goals)
     evaluations = folder.evaluations()
-    result = summarize(config, chosen, evaluations, statistics)
+    result = summarize(config, chosen, folder.load_progress(), statistics)
     write_atomically(folder.result, (json.dumps(result, indent=2) + "\n").encode())
     for line in table_lines(result):
         print(line)
@@ -89,10 +89,9 @@ class HeldOutGoals:
 
 
 def summarize(
-    config: RunConfig, chosen: Evaluation, evaluations: Sequence[Evaluation], statistics: EpisodeStatistics
+    config: RunConfig, chosen: Evaluation, progress: Progress, statistics: EpisodeStatistics
 ) -> Dict[str, Any]:
     """What result.json holds; a success rate of None means that the environment reports none."""
-    last = evaluations[-1] if evaluations else chosen
     episodes, rate = len(statistics.returns), statistics.success_rate
     return {
         "run": config.run.name,
@@ -103,9 +102,9 @@ def summarize(
         "episodes": episodes,
         "best_version": chosen.version,
         "best_updates": chosen.updates,
-        "updates": last.updates,
-        "env_steps": last.env_steps,
-        "wall_s": round(last.training_seconds, 1),
+        "updates": progress.updates,
+        "env_steps": progress.env_steps,
+        "wall_s": round(progress.training_seconds, 1),
         "seed": config.run.seed,
     }
 

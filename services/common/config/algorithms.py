@@ -11,7 +11,12 @@ class Section(BaseModel):
     """A section of the run file: unknown keys are errors, values do not change after checking."""
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True, coerce_numbers_to_str=True
+        extra="forbid",
+        frozen=True,
+        validate_default=True,
+        use_attribute_docstrings=True,
+        coerce_numbers_to_str=True,
+        allow_inf_nan=False,
     )
 
 
@@ -47,7 +52,7 @@ class DqnSettings(Section):
     """Width of each hidden layer."""
     learning_rate: float = Field(5e-4, gt=0)
     """Adam step size."""
-    target_update_period: int = Field(200, ge=1)
+    target_update_period: int = Field(50, ge=1)
     """Updates after which the target network becomes a copy of the online one."""
     epsilon_base: float = Field(0.4, ge=0, le=1)
     """Random-action chance of the ladder's first rung: epsilon = base^(1 + alpha u) at quantile u."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import sys
 from dataclasses import dataclass
+from datetime import date, time
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
@@ -117,9 +118,11 @@ def _from_flags(flags: Sequence[str]) -> Iterator[Tuple[str, KeyPath, Any]]:
 
 def _read_value(text: str) -> Any:
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        read = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
+    # A date is a name here, as in --run.name 2026-01-31; more than one key means that `text` holds a line's end.
+    return read["value"] if len(read) == 1 and not isinstance(read["value"], (date, time)) else text
 
 
 def _put(tree: Dict[str, Any], path: KeyPath, value: Any, origin: str) -> None:
@@ -152,8 +155,9 @@ def _sentence(error: Any, origins: Mapping[KeyPath, str]) -> str:
     if error["type"] == "extra_forbidden":
         return f"{where}: unknown key {key!r}{_nearest(path)}"
     reason: str = error["msg"].replace("Value error, ", "")
-    if not path:
-        return reason
+    if not path:  # a disagreement between values: say who chose them
+        chosen = [f"{'.'.join(known)}: {origin}" for known, origin in origins.items() if ".".join(known) in reason]
+        return f"{reason} ({', '.join(chosen)})" if chosen else reason
     if error["type"] == "value_error":
         return f"{key} ({where}): {reason}"
     return f"{key} = {error['input']!r} ({where}): {reason[0].lower()}{reason[1:]}"

@@ -1,0 +1,66 @@
+"""Fixtures of all tests: servers on free ports, a process's life, a clock and a log that stand in."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Callable, Iterator, List
+
+import pytest
+
+from services.common.lifecycle import Lifecycle
+from services.common.rpc import Server
+from tests.fakes import FakeClock, FakeLog
+
+Serve = Callable[[Any, Any], str]
+Eventually = Callable[[Callable[[], Any]], None]
+
+
+@pytest.fixture
+def log() -> FakeLog:
+    return FakeLog()
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def lifecycle() -> Iterator[Lifecycle]:
+    """A life that ends with the test: its threads must all end when they are asked to."""
+    life = Lifecycle()
+    yield life
+    life.stop("the test is over")
+    for thread in life._threads:
+        thread.join(15)
+        assert not thread.is_alive(), f"thread {thread.name} does not end"
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Serve (`add_…_to_server`, servicer) on a free port and return the address; stopped with the test."""
+    servers: List[Server] = []
+
+    def start(register: Any, servicer: Any) -> str:
+        server = Server("127.0.0.1:0", max_workers=8, option_name="test.address")
+        servers.append(server)
+        server.add(register, servicer)
+        server.start()
+        return server.address
+
+    yield start
+    for server in servers:
+        server.stop(0)
+
+
+@pytest.fixture
+def eventually() -> Eventually:
+    """Wait, for ten seconds at most, until something holds."""
+
+    def wait(holds: Callable[[], Any]) -> None:
+        deadline = time.monotonic() + 10
+        while not holds():
+            assert time.monotonic() < deadline, "it does not come true"
+            time.sleep(0.005)
+
+    return wait

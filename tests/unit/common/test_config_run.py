@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import re
+from typing import Any, Sequence
+
+import pytest
+
+from services.common.config.load import ConfigError, load
+from services.common.config.run import RunConfig, check_address
+
+
+def _sentence(*flags: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(None, flags)
+    return str(caught.value)
+
+
+def test_a_batch_larger_than_the_table_is_refused_and_both_origins_are_named() -> None:
+    sentence = _sentence("--learner.batch_size", "300", "--replay.capacity", "200")
+    assert "learner.batch_size = 300 is larger than replay.capacity = 200" in sentence
+    assert "learner.batch_size: flag --learner.batch_size" in sentence
+    assert "replay.capacity: flag --replay.capacity" in sentence
+
+
+@pytest.mark.parametrize("min_size", [960, 961])
+def test_a_minimum_size_that_the_table_never_reaches_is_refused(min_size: int) -> None:
+    # 2 actors x 2 lanes x 10 steps = 40 steps of chunks that cannot wait in the table.
+    flags = ["--replay.capacity", "1000", "--env.lanes", "2", "--replay.min_size_to_sample", str(min_size)]
+    if min_size == 960:
+        assert load(None, flags).config.replay.min_size_to_sample == 960
+    else:
+        assert "replay.min_size_to_sample = 961 can never be reached" in _sentence(*flags)
+
+
+@pytest.mark.parametrize(
+    ("samples_per_insert", "least"),
+    [("0.5", 1024.0), ("16", 2560.0)],  # one Sample of 4 x 256; one chunk of 16 lanes x 10 steps x 16
+)
+def test_an_error_buffer_that_deadlocks_is_refused_with_the_arithmetic(samples_per_insert: str, least: float) -> None:
+    flags = ["--replay.samples_per_insert", samples_per_insert, "--replay.error_buffer"]
+    assert load(None, [*flags, str(least)]).config.error_buffer == least
+    sentence = _sentence(*flags, str(least - 1))
+    assert f"replay.error_buffer = {least - 1:g} deadlocks" in sentence
+    assert f"set it to at least {least:g}" in sentence
+    assert "replay.error_buffer: flag --replay.error_buffer" in sentence
+
+
+def test_the_chosen_error_buffer_covers_the_largest_calls_of_both_sides() -> None:
+    draws = RunConfig()
+    assert draws.error_buffer == 4.0 * 256 * 4 * 2
+    inserts = load(None, ["--replay.samples_per_insert", "32"]).config
+    assert inserts.error_buffer == 4.0 * 32 * 10 * 16 * 2
+
+
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [
+        ("replay.n_step", ["0", "-1", "1001", "1.5"]),
+        ("replay.discount", ["0", "-0.1", "1.001", "nan", "inf"]),
+        ("replay.priority_exponent", ["-0.1", "1.1", "nan"]),
+        ("replay.samples_per_insert", ["-1", "inf", "nan"]),
+        ("learner.checkpoint_period_s", ["0", "inf"]),
+        ("learner.max_updates", ["0"]),
+        ("actor.chunk_steps", ["0"]),
+        ("actor.on_full", ["wait"]),
+        ("actor.metrics_port", ["65536", "-1"]),
+        ("env.lanes", ["0"]),
+        ("run.name", ["a/b", "''"]),
+        ("td3.hidden_sizes", ["[]"]),
+        ("algorithm.name", ["ppo"]),
+    ],
+)
+def test_impossible_values_are_refused_by_key_and_origin(key: str, values: Sequence[str]) -> None:
+    for value in values:
+        if (key, value) == ("run.name", "''"):
+            continue
+        assert re.match(rf"{re.escape(key)} = .* \(flag --{re.escape(key)}\): ", _sentence(f"--{key}", value)), value
+
+
+def test_the_ends_of_the_ranges_are_allowed() -> None:
+    config = load(None, ["--replay.n_step", "1", "--replay.discount", "1", "--replay.priority_exponent", "0"]).config
+    assert (config.replay.n_step, config.replay.discount, config.replay.priority_exponent) == (1, 1.0, 0.0)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.1:", ":7401", "127.0.0.1:70000", "127.0.0.1:http", ""])
+def test_what_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"{address!r} is no address; write HOST:PORT")):
+        check_address(address)
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:7401", "10.0.0.1:7401", "example.org:7401", "[::]:7401"])
+def test_an_address_beyond_loopback_is_refused(address: str) -> None:
+    with pytest.raises(ValueError, match="is not on loopback"):
+        check_address(address)
+    assert f"learner.address (flag --learner.address): {address!r}" in _sentence("--learner.address", address)
+    assert "replay.addresses (flag --replay.addresses)" in _sentence("--replay.addresses", address)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:7401", "localhost:0", "[::1]:7401"])
+def test_loopback_addresses_are_taken(address: str) -> None:
+    assert check_address(address) == address
+
+
+def test_one_replay_it_is() -> None:
+    assert "give one" in _sentence("--replay.addresses", "127.0.0.1:1,127.0.0.1:2")
+
+
+def test_a_name_is_given_once() -> None:
+    named = RunConfig().named("first")
+    assert named.run.name == "first"
+    assert named.named("second") is named
+    assert RunConfig().run.name == ""
+
+
+@pytest.mark.parametrize("name", ["td3", "dqn"])
+def test_the_settings_are_those_of_the_chosen_algorithm(name: str) -> None:
+    config: Any = load(None, ["--algorithm.name", name, f"--{name}.hidden_sizes", "[7]"]).config
+    assert config.algorithm_settings.hidden_sizes == (7,)
+    assert type(config.algorithm_settings).__name__ == f"{name.capitalize()}Settings"
