@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from typing import Any, Callable, Iterator, List
 
@@ -51,6 +52,18 @@ def serve() -> Iterator[Serve]:
     yield start
     for server in servers:
         server.stop(0)
+
+
+@pytest.fixture
+def free_address() -> Callable[[], str]:
+    """An address where nobody listens yet: for what must be known before its server is there."""
+
+    def find() -> str:
+        with socket.socket() as sock:
+            sock.bind(("127.0.0.1", 0))
+            return f"127.0.0.1:{sock.getsockname()[1]}"
+
+    return find
 
 
 @pytest.fixture

@@ -16,4 +16,4 @@ if [ ! "$venv/.installed" -nt pyproject.toml ]; then
 fi
 "$venv/bin/python" -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is not None)' ||
   { echo "shoal: the 3.8 venv has torch, so it proves nothing about actors without it" >&2; exit 1; }
-"$venv/bin/python" -m pytest tests/unit/common tests/unit/actor tests/unit/test_imports.py tests/unit/agent/test_policies.py
+"$venv/bin/python" -m pytest tests/unit/common tests/unit/actor tests/unit/test_imports.py tests/unit/agent

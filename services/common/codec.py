@@ -1,4 +1,4 @@
-"""Between numpy and the wire: tensors, schemas, chunks, batches. Decoding copies nothing: arrays view messages."""
+"""Between numpy and the wire: tensors, schemas, chunks, batches. Decoded arrays view the bytes of messages."""
 
 from __future__ import annotations
 
@@ -62,10 +62,11 @@ def decode_tensor(tensor: tensor_pb2.Tensor) -> npt.NDArray[Any]:
     want = dtype.itemsize
     for size in shape:  # in Python's integers: a product of hostile sizes must not wrap
         want *= size
-    if len(tensor.data) != want:
-        raise SchemaError(f"tensor {tensor.name!r} has {len(tensor.data)} bytes; {dtype}{list(shape)} takes {want}")
+    data = tensor.data  # once: each access of the field makes a copy
+    if len(data) != want:
+        raise SchemaError(f"tensor {tensor.name!r} has {len(data)} bytes; {dtype}{list(shape)} takes {want}")
     try:
-        return np.frombuffer(tensor.data, dtype).reshape(shape)
+        return np.frombuffer(data, dtype).reshape(shape)
     except ValueError:  # numpy refuses some sizes even where another one is 0
         raise SchemaError(f"tensor {tensor.name!r} has the impossible shape {list(shape)}") from None
 

@@ -164,8 +164,9 @@ class Server:
         Raises:
             UserError: the port is taken, or the address cannot be bound.
         """
+        self._pool = futures.ThreadPoolExecutor(max_workers=max_workers, thread_name_prefix="rpc")
         self._server = grpc.server(
-            futures.ThreadPoolExecutor(max_workers=max_workers, thread_name_prefix="rpc"),
+            self._pool,
             options=SERVER_OPTIONS,
             maximum_concurrent_rpcs=4 * max_workers,
         )
@@ -195,6 +196,7 @@ class Server:
         """Refuse new calls, give those under way `grace_s`, then end them."""
         self._health.enter_graceful_shutdown()
         self._server.stop(grace_s).wait(grace_s + 2)
+        self._pool.shutdown(wait=False)  # gRPC leaves the threads of a pool that it was given
 
 
 def refuse(context: grpc.ServicerContext, sentence: Optional[str]) -> None:

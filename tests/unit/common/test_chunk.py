@@ -49,9 +49,7 @@ BREAK: Dict[str, Callable[[Chunk], Chunk]] = {
     "differ from the schema in: observation.camera": lambda c: replace(
         c, observation={"policy": c.observation["policy"]}
     ),
-    "differ from the schema in: observation.odd": lambda c: replace(
-        c, observation={**c.observation, "odd": c.reward}
-    ),
+    "differ from the schema in: observation.odd": lambda c: replace(c, observation={**c.observation, "odd": c.reward}),
     "'observation.camera' is": lambda c: replace(
         c, observation={**c.observation, "camera": c.observation["camera"][:, :, :1]}
     ),

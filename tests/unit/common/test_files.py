@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from pathlib import Path
+from typing import Any, Iterator
+
+import pytest
+
+from services.common.errors import UserError
+from services.common.files import write_atomically
+
+
+def test_a_file_is_written_whole_into_a_folder_that_is_made(tmp_path: Path) -> None:
+    file = tmp_path / "a" / "b" / "c.bin"
+    write_atomically(file, b"one")
+    write_atomically(file, b"two")
+    assert file.read_bytes() == b"two"
+    assert [its.name for its in file.parent.iterdir()] == ["c.bin"]
+
+
+def test_the_name_is_given_after_the_content_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, order = tmp_path / "x", []
+    fsync, replace = os.fsync, Path.replace
+    monkeypatch.setattr(os, "fsync", lambda fd: (order.append("sync"), fsync(fd)))
+    monkeypatch.setattr(Path, "replace", lambda self, to: (order.append("name"), replace(self, to))[1])
+    write_atomically(file, b"content")
+    assert order == ["sync", "name", "sync"]
+
+
+def test_a_disk_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "x"
+    write_atomically(file, b"old")
+
+    def fail(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(UserError, match=r"cannot write '.*x': No space left on device"):
+        write_atomically(file, b"new")
+    assert file.read_bytes() == b"old"
+    assert [its.name for its in tmp_path.iterdir()] == ["x"]
+
+
+def test_a_file_where_a_folder_must_be_is_told(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("a file")
+    with pytest.raises(UserError, match="cannot write"):
+        write_atomically(tmp_path / "runs" / "x", b"")
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted: Any = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)], check=False, capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip("only root may mount a tiny disk")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_leaves_the_old_file(tiny_disk: Path) -> None:
+    file = tiny_disk / "x"
+    write_atomically(file, b"o" * 1000)
+    with pytest.raises(UserError, match="No space left on device"):
+        write_atomically(file, b"n" * 100_000)
+    assert file.read_bytes() == b"o" * 1000
+    assert [its.name for its in tiny_disk.iterdir()] == ["x"]
+    write_atomically(file, b"n" * 2000)
+    assert file.read_bytes() == b"n" * 2000

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROCESS = """
+import sys
+from services.common.errors import Fenced
+from services.common.rpc import Stopped
+from services.common.service import main
+def run(config, lifecycle, log):
+    print("run", config.run.name, config.run.seed, flush=True)
+    how = sys.argv[1]
+    if how == "stopped": raise Stopped
+    if how == "crash": raise ZeroDivisionError("mended by a restart")
+    if how == "fenced": raise Fenced("a newer life")
+    if how == "thread":
+        def fail(): raise Fenced("heard from a thread")
+        lifecycle.spawn("worker", fail)
+        lifecycle.stopping.wait(5)
+        raise Stopped
+sys.exit(main("demo", run, sys.argv[2:]))
+"""
+
+
+def _run(how: str, *arguments: str) -> Any:
+    return subprocess.run(
+        [sys.executable, "-c", PROCESS, how, *arguments], capture_output=True, text=True, timeout=30, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "said"),
+    [
+        ("return", 0, ""),
+        ("stopped", 0, ""),
+        ("crash", 1, "ZeroDivisionError: mended by a restart"),
+        ("fenced", 3, "shoal demo: a newer life"),
+        ("thread", 3, "shoal demo: heard from a thread"),
+    ],
+)
+def test_exit_codes(how: str, code: int, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "arm.toml"
+    file.write_text("[run]\nseed = 4\n")
+    ended = _run(how, str(file))
+    assert ended.returncode == code
+    assert ended.stdout.startswith("run arm 4\n")  # the file's stem names a run without a name
+    assert said in ended.stderr
+    assert ("Traceback" in ended.stderr) == (how == "crash")
+
+
+def test_a_mistake_in_the_run_file_is_told_without_a_traceback() -> None:
+    ended = _run("return", "--run.sed", "4")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == "shoal demo: flag --run.sed: unknown key 'run.sed'; did you mean 'run.seed'?\n"
+
+
+def test_help_needs_no_run_file() -> None:
+    ended = _run("crash", "--help")
+    assert ended.returncode == 0
+    assert ended.stdout.startswith("usage: shoal demo [FILE.toml]")

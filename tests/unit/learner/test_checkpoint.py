@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, List
+
+import numpy as np
+import pytest
+
+from services.common.errors import UserError
+from services.common.run_folder import Progress
+from services.learner.checkpoint import KEEP, Checkpoint, CheckpointFolder
+from tests.fakes import SCHEMA, FakeLog
+
+CHECKPOINT = Checkpoint(
+    algorithm="td3",
+    schema=SCHEMA,
+    progress=Progress(updates=40, training_seconds=1.5, env_steps=1234),
+    history=[(1, 0), (1001, 40)],
+    acknowledged={"ab": 1000, "cd": 234},
+    state={"policy.0.weight": np.arange(6, dtype=np.float32).reshape(2, 3), "updates": np.array(40, np.int64)},
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, log: FakeLog) -> CheckpointFolder:
+    return CheckpointFolder(tmp_path / "checkpoints", log)
+
+
+def _at(updates: int) -> Checkpoint:
+    return replace(CHECKPOINT, progress=replace(CHECKPOINT.progress, updates=updates))
+
+
+def _files(tmp_path: Path) -> List[Path]:
+    return sorted((tmp_path / "checkpoints").iterdir())
+
+
+def test_a_new_run_has_none(folder: CheckpointFolder) -> None:
+    assert folder.load_newest() is None
+
+
+def test_everything_comes_back(folder: CheckpointFolder) -> None:
+    folder.save(CHECKPOINT)
+    loaded: Any = folder.load_newest()
+    assert replace(loaded, state={}) == replace(CHECKPOINT, state={})
+    assert set(loaded.state) == set(CHECKPOINT.state)
+    for name, tensor in CHECKPOINT.state.items():
+        np.testing.assert_array_equal(loaded.state[name], tensor)
+        assert (loaded.state[name].dtype, loaded.state[name].shape) == (tensor.dtype, tensor.shape)
+
+
+def test_the_newest_is_that_of_most_updates_and_few_are_kept(folder: CheckpointFolder, tmp_path: Path) -> None:
+    for updates in (9, 10, 99, 100, 1000, 20_000):  # names must sort as numbers do
+        folder.save(_at(updates))
+    loaded: Any = folder.load_newest()
+    assert loaded.progress.updates == 20_000
+    kept = [int(file.stem) for file in _files(tmp_path)]
+    assert kept == [100, 1000, 20_000]
+    assert len(kept) == KEEP
+
+
+@pytest.mark.parametrize("damage", [b"", b"rubbish", None])
+def test_damaged_ones_are_passed_over_and_told(
+    damage: Any, folder: CheckpointFolder, tmp_path: Path, log: FakeLog
+) -> None:
+    for updates in (10, 20, 30):
+        folder.save(_at(updates))
+    for file in _files(tmp_path)[1:]:
+        whole = file.read_bytes()
+        flipped = whole[:-1] + bytes([whole[-1] ^ 1])
+        file.write_bytes(flipped if damage is None else damage)
+    loaded: Any = folder.load_newest()
+    assert loaded.progress.updates == 10
+    told = [values["file"] for level, _, values in log.lines if level == "warning"]
+    assert told == [str(file) for file in reversed(_files(tmp_path)[1:])]
+    folder.save(_at(15))  # the damaged ones are in the way of counting, not of the newest intact one
+    loaded = folder.load_newest()
+    assert loaded.progress.updates == 15
+
+
+def test_none_intact_is_told_and_nothing_is_overwritten(folder: CheckpointFolder, tmp_path: Path) -> None:
+    folder.save(_at(10))
+    _files(tmp_path)[0].write_bytes(b"rubbish")
+    with pytest.raises(UserError, match="no checkpoint in '.*checkpoints' is intact"):
+        folder.load_newest()
+    assert _files(tmp_path)[0].read_bytes() == b"rubbish"
+
+
+def test_a_full_disk_leaves_earlier_ones(
+    folder: CheckpointFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.save(_at(10))
+
+    def fail(_descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", fail)
+    with pytest.raises(UserError, match="No space left"):
+        folder.save(_at(20))
+    loaded: Any = folder.load_newest()
+    assert loaded.progress.updates == 10
+    assert len(_files(tmp_path)) == 1

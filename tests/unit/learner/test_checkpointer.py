@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any, List
+
+import pytest
+
+from services.common.errors import UserError
+from services.common.lifecycle import Lifecycle
+from services.learner.checkpoint import Checkpoint, CheckpointFolder
+from services.learner.checkpointer import Checkpointer
+from tests.conftest import Eventually
+from tests.fakes import FakeClock, FakeLog
+from tests.unit.learner.test_checkpoint import _at
+
+
+class Folder(CheckpointFolder):
+    """Keeps what was saved; `gate` holds a write, `fault` fails it."""
+
+    def __init__(self) -> None:
+        self.saved: List[int] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.fault = ""
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        assert self.gate.wait(10)
+        if self.fault:
+            raise UserError(self.fault)
+        self.saved.append(checkpoint.progress.updates)
+
+
+class Taker:
+    """The loop's state: a number that grows."""
+
+    def __init__(self) -> None:
+        self.updates = 0
+
+    def __call__(self) -> Checkpoint:
+        return _at(self.updates)
+
+
+@pytest.fixture
+def parts(clock: FakeClock, lifecycle: Lifecycle) -> Any:
+    folder, take = Folder(), Taker()
+    return folder, take, Checkpointer(folder, take, period_s=5.0, clock=clock, lifecycle=lifecycle)
+
+
+def test_one_is_written_each_period_beside_the_loop(parts: Any, clock: FakeClock, eventually: Eventually) -> None:
+    folder, take, checkpointer = parts
+    for take.updates in range(1, 11):
+        clock.now_s += 1
+        checkpointer.save_if_due()
+        eventually(lambda: len(folder.saved) == take.updates // 5)
+    assert folder.saved == [5, 10]
+
+
+def test_the_loop_is_not_held_by_a_slow_disk(parts: Any, clock: FakeClock, eventually: Eventually) -> None:
+    folder, take, checkpointer = parts
+    folder.gate.clear()
+    for take.updates in range(1, 5):
+        clock.now_s += 10
+        checkpointer.save_if_due()
+    folder.gate.set()
+    eventually(lambda: folder.saved)
+    assert folder.saved[0] == 1
+    assert len(folder.saved) <= 2  # one on its way, one waiting; the others were put off
+
+
+def test_the_last_state_is_written_before_finish_returns(parts: Any, clock: FakeClock) -> None:
+    folder, take, checkpointer = parts
+    take.updates = 7
+    checkpointer.finish()
+    assert folder.saved == [7]
+
+
+def test_the_last_state_is_written_in_a_stop_too(parts: Any, lifecycle: Lifecycle) -> None:
+    folder, take, checkpointer = parts
+    lifecycle.stop("SIGTERM")
+    take.updates = 7
+    checkpointer.finish()
+    assert folder.saved == [7]
+
+
+def test_a_disk_that_is_full_stops_the_process(clock: FakeClock, eventually: Eventually) -> None:
+    life, folder = Lifecycle(), Folder()
+    folder.fault = "the disk is full"
+    checkpointer = Checkpointer(folder, Taker(), period_s=5.0, clock=clock, lifecycle=life)
+    clock.now_s += 5
+    checkpointer.save_if_due()
+    eventually(life.stopping.is_set)
+    with pytest.raises(UserError, match="the disk is full"):
+        life.join()
+
+
+def test_it_writes_real_files(tmp_path: Path, clock: FakeClock, lifecycle: Lifecycle, log: FakeLog) -> None:
+    folder = CheckpointFolder(tmp_path, log)
+    Checkpointer(folder, lambda: _at(3), period_s=5.0, clock=clock, lifecycle=lifecycle).finish()
+    loaded: Any = folder.load_newest()
+    assert loaded.progress.updates == 3

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from services.common.lifecycle import Lifecycle
+from services.common.rpc import Stopped
+from services.learner import env_steps
+from services.learner.env_steps import AcknowledgedSteps
+from shoal.v1 import replay_pb2
+from tests.conftest import Eventually
+
+
+class Replay:
+    """Answers `info` as the replay's client does."""
+
+    def __init__(self) -> None:
+        self.incarnation, self.acknowledged, self.is_gone = 1, 0, False
+
+    def info(self) -> replay_pb2.GetReplayInfoResponse:
+        if self.is_gone:
+            raise Stopped
+        response = replay_pb2.GetReplayInfoResponse(replay_incarnation=self.incarnation)
+        response.steps.acknowledged = self.acknowledged
+        return response
+
+
+def test_lives_of_the_replay_add_up() -> None:
+    replay: Any = Replay()
+    steps = AcknowledgedSteps({"aa": 100})
+    for incarnation, acknowledged in ((1, 10), (1, 30), (2, 5)):
+        replay.incarnation, replay.acknowledged = incarnation, acknowledged
+        steps.poll(replay)
+    assert steps.total == 100 + 30 + 5
+    assert AcknowledgedSteps(steps.by_life()).total == steps.total
+    assert steps.by_life() == {"aa": 100, "1": 30, "2": 5}
+
+
+def test_the_thread_polls_until_the_stop(
+    lifecycle: Lifecycle, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(env_steps, "POLL_PERIOD_S", 0.01)
+    replay: Any = Replay()
+    steps = AcknowledgedSteps({})
+    thread = lifecycle.spawn("env-steps", lambda: steps.watch(replay, lifecycle))
+    replay.acknowledged = 7
+    eventually(lambda: steps.total == 7)
+    replay.is_gone = True
+    eventually(lambda: not thread.is_alive())
+    lifecycle.check()
