@@ -1,5 +1,4 @@
 """A whole environment in one file, to copy: a point mass on a table is pushed to a goal."""
-# ruff: noqa: INP001 (a file to copy, not a package)
 
 from __future__ import annotations
 

@@ -209,7 +209,7 @@ class ChunkSender:
             self._drop(self._queue.popleft().chunk, "stopped")
         steps = self._dropped.get("stopped", 0)
         if steps:
-            self._log.warning("steps are dropped at the stop", steps=steps)
+            self._log.info("steps are dropped at the stop", steps=steps)
 
     def _request(self, queued: _Queued, max_wait_s: float) -> replay_pb2.InsertRequest:
         chunk = queued.chunk

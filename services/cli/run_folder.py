@@ -9,13 +9,10 @@ import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
-
-import tomli_w
+from typing import Any, Dict, Iterator, Mapping, Optional, Sequence
 
 from services.cli.config_command import toml_value
-from services.common.config.load import LoadedConfig, load
-from services.common.config.run import RunConfig
+from services.common.config.load import LoadedConfig, load, to_toml
 from services.common.errors import UserError
 from services.common.files import write_atomically
 
@@ -187,19 +184,10 @@ def _value(values: Mapping[str, Any], key: str) -> str:
 
 def config_text(loaded: LoadedConfig) -> str:
     """The resolved config as a run file, without the addresses that are chosen at each start."""
-    left_out: Dict[str, List[str]] = {}
-    for dotted in EPHEMERAL_KEYS:
-        section, _, key = dotted.partition(".")
-        if not loaded.is_set(dotted):
-            left_out.setdefault(section, []).append(key)
-    dumped = _dump(loaded.config, left_out)
-    return f"# Written by `shoal up`, which resumes this run when given its folder.\n\n{tomli_w.dumps(dumped)}"
-
-
-def _dump(config: RunConfig, left_out: Mapping[str, List[str]]) -> Dict[str, Any]:
-    exclude: Any = {section: set(keys) for section, keys in left_out.items()}
-    dumped: Dict[str, Any] = config.model_dump(mode="json", exclude_none=True, exclude=exclude)
-    return dumped
+    left_out = [key for key in EPHEMERAL_KEYS if not loaded.is_set(key)]
+    return (
+        f"# Written by `shoal up`, which resumes this run when given its folder.\n\n{to_toml(loaded.config, left_out)}"
+    )
 
 
 def lock_folder(folder: Path, *, patience_s: float = 12.0) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import socket
 import threading
 import time
 from concurrent import futures
@@ -173,10 +174,7 @@ class Server:
         self._health = health.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         host, _, port = address.rpartition(":")
-        try:
-            self.port = self._server.add_insecure_port(address)
-        except RuntimeError:
-            self.port = 0
+        self.port = self._server.add_insecure_port(address) if _is_free(host, int(port)) else 0
         if self.port == 0:
             raise UserError(
                 f"cannot listen on {address}: is another process using port {port}? "
@@ -197,6 +195,18 @@ class Server:
         self._health.enter_graceful_shutdown()
         self._server.stop(grace_s).wait(grace_s + 2)
         self._pool.shutdown(wait=False)  # gRPC leaves the threads of a pool that it was given
+
+
+def _is_free(host: str, port: int) -> bool:
+    """Whether the port can be bound; asked before gRPC, which prints lines of its own about one that cannot."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host.strip("[]"), port))
+        except OSError:
+            return False
+    return True
 
 
 def refuse(context: grpc.ServicerContext, sentence: Optional[str]) -> None:

@@ -8,8 +8,10 @@ from typing import Any
 
 from typing_extensions import Self
 
+from services.common.config.load import to_toml
 from services.common.config.run import RunConfig
 from services.common.errors import UserError
+from services.common.files import write_atomically
 from services.common.lifecycle import Lifecycle
 from services.common.log import Log
 from services.common.metrics import Metrics
@@ -87,6 +89,8 @@ class Chief:
         return self._server.address
 
     def __enter__(self) -> Self:
+        if not self._folder.config.exists():  # started by hand: whoever reads the folder needs the settings
+            write_atomically(self._folder.config, to_toml(self._config).encode())
         self._server.start()
         self._log.info(
             "learner listens", address=self.address, metrics_port=self._metrics_port, run=self._config.run.name

@@ -31,7 +31,12 @@ def wait_for_readers(
         waited = clock() - began
         living = readers.living(LIVING_WITHIN_S)
         untold = [reader.peer.name for reader in living if not reader.told_finished]
-        judging = [reader.peer.name for reader in living if reader.peer.role == experience_pb2.ROLE_EVALUATOR]
+        # An evaluator asks between two judgements alone, and one of them may take long.
+        judging = [
+            reader.peer.name
+            for reader in readers.living(EVALUATOR_WAIT_S)
+            if reader.peer.role == experience_pb2.ROLE_EVALUATOR
+        ]
         latest = latest_evaluation()
         if latest is not None and latest.version >= last_version:
             judging = []

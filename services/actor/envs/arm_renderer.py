@@ -107,7 +107,7 @@ def _make_context(width: int, height: int) -> Any:
             failures.append(f"{name}: {type(error).__name__}: {error}")
         else:
             return context
-    raise RuntimeError(f"{_NO_RENDERER} ({'; '.join(failures)})")
+    raise RuntimeError(f"{_NO_RENDERER} ({'; '.join(failures) or 'MUJOCO_GL switches drawing off'})")
 
 
 def _candidates() -> Tuple[str, ...]:

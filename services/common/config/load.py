@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 from datetime import date, time
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Collection, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import tomli_w
 from pydantic import BaseModel, ValidationError
@@ -39,10 +39,6 @@ class LoadedConfig:
     config: RunConfig
     origins: Mapping[KeyPath, str]  # of values that are not defaults: a file, a variable, a flag
 
-    def to_toml(self) -> str:
-        """The resolved whole as a run file."""
-        return str(tomli_w.dumps(_plain(self.config.model_dump(exclude_none=True))))
-
     def lines(self) -> Iterator[Tuple[str, Any, str]]:
         """Each value as (dotted key, value, origin)."""
         for path, value in _leaves(self.config.model_dump()):
@@ -54,6 +50,15 @@ class LoadedConfig:
     def is_set(self, dotted_key: str) -> bool:
         """Whether somebody chose this value: it is not a default."""
         return tuple(dotted_key.split(".")) in self.origins
+
+
+def to_toml(config: RunConfig, left_out: Collection[str] = ()) -> str:
+    """The resolved config as a run file, without the dotted keys `left_out`."""
+    tree: Dict[str, Any] = {}
+    for path, value in _leaves(config.model_dump(exclude_none=True)):
+        if ".".join(path[:2]) not in left_out:
+            _put(tree, path, list(value) if isinstance(value, tuple) else value, "")
+    return tomli_w.dumps(tree)
 
 
 def load(file: Optional[Path], flags: Sequence[str] = (), environ: Optional[Mapping[str, str]] = None) -> LoadedConfig:
@@ -139,12 +144,6 @@ def _leaves(tree: Mapping[str, Any], above: KeyPath = ()) -> Iterator[Tuple[KeyP
             yield from _leaves(value, (*above, key))
         else:
             yield (*above, key), value
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(inner) for key, inner in value.items()}
-    return [_plain(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
 def _sentence(error: Any, origins: Mapping[KeyPath, str]) -> str:

@@ -201,15 +201,11 @@ class RunConfig(Section):
 
     @property
     def error_buffer(self) -> float:
-        """`replay.error_buffer`, or what the largest calls of both sides need several times over."""
+        """`replay.error_buffer`, or twice what the largest call of either side needs: more would let actors run ahead."""
         if self.replay.error_buffer:
             return self.replay.error_buffer
-        return 4.0 * max(self._draws_in_flight, self.replay.samples_per_insert * self._steps_in_flight)
-
-    @property
-    def _draws_in_flight(self) -> int:
-        learner = self.learner
-        return learner.batch_size * learner.batches_per_sample * learner.samples_in_flight
+        draws = self.learner.batch_size * self.learner.batches_per_sample
+        return 2.0 * max(draws, self.replay.samples_per_insert * self.actor.chunk_steps * self.env.lanes)
 
     @property
     def _steps_in_flight(self) -> int:

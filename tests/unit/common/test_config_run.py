@@ -47,9 +47,9 @@ def test_an_error_buffer_that_deadlocks_is_refused_with_the_arithmetic(samples_p
 
 def test_the_chosen_error_buffer_covers_the_largest_calls_of_both_sides() -> None:
     draws = RunConfig()
-    assert draws.error_buffer == 4.0 * 256 * 4 * 2
+    assert draws.error_buffer == 2.0 * 256 * 4
     inserts = load(None, ["--replay.samples_per_insert", "32"]).config
-    assert inserts.error_buffer == 4.0 * 32 * 10 * 16 * 2
+    assert inserts.error_buffer == 2.0 * 32 * 10 * 16
 
 
 @pytest.mark.parametrize(

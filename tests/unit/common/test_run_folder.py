@@ -9,7 +9,7 @@ import pytest
 import safetensors.numpy
 
 from services.common.errors import UserError
-from services.common.run_folder import Evaluation, RunFolder
+from services.common.run_folder import Evaluation, Progress, RunFolder
 
 EVALUATION = Evaluation(version=3, updates=60, episodes=50, success_rate=0.5, mean_return=-1.0, mean_episode_steps=40.0)
 
@@ -51,3 +51,13 @@ def test_the_learning_curve_grows_and_outlives_a_line_cut_short(tmp_path: Path) 
     folder.append_evaluation(EVALUATION)  # lands behind the torn line
     folder.append_evaluation(replace(EVALUATION, version=5))
     assert [evaluation.version for evaluation in folder.evaluations()] == [3, 5]
+
+
+def test_progress_is_nothing_until_it_is_said(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    assert folder.load_progress() == Progress()
+    progress = Progress(updates=5, training_seconds=1.5, env_steps=7, is_finished=True)
+    folder.save_progress(progress)
+    assert folder.load_progress() == progress
+    (tmp_path / "progress.json").write_text("rubbish")
+    assert folder.load_progress() == Progress()

@@ -81,7 +81,7 @@ def test_damaged_ones_are_passed_over_and_told(
 def test_none_intact_is_told_and_nothing_is_overwritten(folder: CheckpointFolder, tmp_path: Path) -> None:
     folder.save(_at(10))
     _files(tmp_path)[0].write_bytes(b"rubbish")
-    with pytest.raises(UserError, match="no checkpoint in '.*checkpoints' is intact"):
+    with pytest.raises(UserError, match=r"no checkpoint in '.*checkpoints' is intact"):
         folder.load_newest()
     assert _files(tmp_path)[0].read_bytes() == b"rubbish"
 

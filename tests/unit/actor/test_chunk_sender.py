@@ -1,0 +1,346 @@
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any, Callable, Dict, List
+
+import grpc
+import pytest
+
+from services.actor import chunk_sender
+from services.actor.chunk_sender import ChunkSender
+from services.common.codec import decode_chunk
+from services.common.errors import EXIT_FENCED, Fenced
+from services.common.lifecycle import Lifecycle
+from services.common.peer import Peer
+from services.common.rpc import Refused, Server, Stopped
+from services.common.schema import ActionSpec, Schema, TensorSpec
+from services.replay.servicer import ReplayServicer
+from services.replay.table import Table, TableSettings
+from shoal.v1 import experience_pb2, replay_pb2, replay_pb2_grpc
+from tests.conftest import Eventually, Serve
+from tests.fakes import RUN_ID, SCHEMA, FakeLog, make_chunk, same
+
+ADD = replay_pb2_grpc.add_ReplayServiceServicer_to_server
+STEPS = 8  # of a chunk: 4 of 2 lanes
+
+
+class Replay(ReplayServicer):
+    """The real one; keeps the inserts that it got, and loses as many of its first answers as it is told."""
+
+    def __init__(self, incarnation: int = 1, **settings: Any) -> None:
+        whole = TableSettings(**{"capacity": 1024, "n_step": 1, "max_batch_size": 64, **settings})
+        super().__init__(
+            run_id=RUN_ID,
+            incarnation=incarnation,
+            make_table=lambda schema: Table(whole, schema, clock=time.monotonic),
+            log=FakeLog(),
+        )
+        self.requests: List[Any] = []
+        self.statuses: List[int] = []
+        self.answers_to_lose = 0
+
+    def Insert(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        response = super().Insert(request, context)
+        self.requests.append(request)
+        self.statuses.append(response.status)
+        if self.answers_to_lose:
+            self.answers_to_lose -= 1
+            deadline = time.monotonic() + 5
+            while context.is_active() and time.monotonic() < deadline:
+                time.sleep(0.005)
+        return response
+
+    def steps(self) -> Any:
+        assert self.table is not None
+        assert self.table.check_valid() is None
+        return self.table.info().steps
+
+
+@pytest.fixture
+def replay() -> Replay:
+    return Replay()
+
+
+@pytest.fixture
+def make_sender(lifecycle: Lifecycle, log: FakeLog) -> Any:
+    """Makes senders; `run` with the test's life. Those that still run at the end are closed."""
+    made: List[ChunkSender] = []
+
+    def make(address: str, **changes: Any) -> ChunkSender:
+        arguments: Dict[str, Any] = {
+            "peer": Peer(RUN_ID, experience_pb2.ROLE_ACTOR, "actor-0"),
+            "schema": SCHEMA,
+            "buffer_chunks": 4,
+            "drop_oldest": False,
+            "on_version": lambda _version: None,
+            "stopping": lifecycle.stopping,
+            "log": log,
+            **changes,
+        }
+        made.append(ChunkSender(address, **arguments))
+        return made[-1]
+
+    yield make
+    lifecycle.stop("the test is over")
+    for one in made:
+        one.close()
+
+
+def _chunk(number: int) -> Any:
+    return make_chunk(4, 2, first_step=4 * number, seed=number)
+
+
+def _finish(sender: ChunkSender, lifecycle: Lifecycle) -> None:
+    sender.close()
+    for thread in lifecycle._threads:
+        thread.join(10)
+        assert not thread.is_alive()
+    lifecycle.check()
+
+
+def test_chunks_arrive_in_order_whole_and_numbered(
+    make_sender: Any, replay: Replay, serve: Serve, lifecycle: Lifecycle
+) -> None:
+    versions: List[int] = []
+    sender = make_sender(serve(ADD, replay), on_version=versions.append)
+    sent = [make_chunk(0, 2)] + [_chunk(i) for i in range(5)]
+    lifecycle.spawn("sender", sender.run)
+    for chunk in sent:
+        sender.put(chunk)
+    _finish(sender, lifecycle)
+    assert [request.chunk.sequence for request in replay.requests] == [0, 1, 2, 3, 4, 5]
+    assert all(same(decode_chunk(r.chunk), chunk) for r, chunk in zip(replay.requests, sent))
+    assert [request.HasField("schema") for request in replay.requests] == [True] + 5 * [False]
+    assert replay.steps().acknowledged == sender.acknowledged_steps == 5 * STEPS
+    assert sender.dropped_steps == {}
+    assert versions == [0] * 6
+
+
+def test_the_chiefs_version_comes_with_the_answers(
+    make_sender: Any, replay: Replay, serve: Serve, lifecycle: Lifecycle, eventually: Eventually
+) -> None:
+    versions: List[int] = []
+    sender = make_sender(serve(ADD, replay), on_version=versions.append)
+    lifecycle.spawn("sender", sender.run)
+    sender.put(_chunk(0))
+    eventually(lambda: versions == [0])
+    assert replay.table is not None
+    replay.table.set_newest(17, 170)
+    sender.put(_chunk(1))
+    eventually(lambda: versions == [0, 17])
+
+
+def test_a_lost_answer_is_asked_for_again_and_applied_once(
+    make_sender: Any, replay: Replay, serve: Serve, lifecycle: Lifecycle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chunk_sender, "INSERT_WAIT_S", 0.1)
+    monkeypatch.setattr(chunk_sender, "CALL_MARGIN_S", 0.1)
+    replay.answers_to_lose = 2
+    sender = make_sender(serve(ADD, replay))
+    lifecycle.spawn("sender", sender.run)
+    for i in range(3):
+        sender.put(_chunk(i))
+    _finish(sender, lifecycle)
+    applied, duplicate = replay_pb2.INSERT_STATUS_APPLIED, replay_pb2.INSERT_STATUS_DUPLICATE
+    assert replay.statuses == [applied, duplicate, duplicate, applied, applied]
+    assert replay.steps().acknowledged == sender.acknowledged_steps == 3 * STEPS
+
+
+def test_the_counters_of_every_chunk_add_up(
+    make_sender: Any, replay: Replay, serve: Serve, lifecycle: Lifecycle
+) -> None:
+    sender = make_sender(serve(ADD, replay), buffer_chunks=2, drop_oldest=True)
+    for i in range(4):
+        sender.put(_chunk(i))  # nobody delivers yet: two are dropped
+    lifecycle.spawn("sender", sender.run)
+    _finish(sender, lifecycle)
+    acknowledged = 0
+    for request in replay.requests:
+        counters = request.chunk.counters
+        acknowledged += STEPS
+        dropped = sum(counters.dropped_steps.values())
+        assert counters.produced_steps == acknowledged + dropped + counters.buffered_steps
+    assert sender.dropped_steps == {"buffer_full": 2 * STEPS}
+    assert [r.chunk.first_step for r in replay.requests] == [8, 12]  # the gap is in the steps
+    assert [r.chunk.sequence for r in replay.requests] == [0, 1]  # and not in the sequence
+    assert replay.steps().acknowledged == 2 * STEPS
+
+
+def test_the_counters_of_a_stop_add_up_too(
+    make_sender: Any, replay: Replay, serve: Serve, lifecycle: Lifecycle
+) -> None:
+    sender = make_sender(serve(ADD, replay))
+    for i in range(3):
+        sender.put(_chunk(i))
+    lifecycle.stop("test")
+    lifecycle.spawn("sender", sender.run)
+    _finish(sender, lifecycle)
+    buffered = [request.chunk.counters.buffered_steps for request in replay.requests]
+    assert buffered == [2 * STEPS, STEPS, 0]
+    assert sender.dropped_steps == {}
+    assert replay.steps().acknowledged == 3 * STEPS
+
+
+def test_a_replay_that_restarted_is_told_the_schema_again(
+    make_sender: Any, free_address: Callable[[], str], lifecycle: Lifecycle, eventually: Eventually
+) -> None:
+    address = free_address()
+
+    def start(replay: Replay) -> Server:
+        server = Server(address, max_workers=4, option_name="x")
+        server.add(ADD, replay)
+        server.start()
+        return server
+
+    server = start(Replay(1))
+    sender = make_sender(address)
+    lifecycle.spawn("sender", sender.run)
+    sender.put(_chunk(0))
+    eventually(lambda: sender.acknowledged_steps == STEPS)
+    server.stop(0)
+    second = Replay(2)
+    server = start(second)
+    try:
+        for i in (1, 2):
+            sender.put(_chunk(i))
+        eventually(lambda: sender.acknowledged_steps == 3 * STEPS)
+        assert second.statuses == [replay_pb2.INSERT_STATUS_NEED_SCHEMA] + 2 * [replay_pb2.INSERT_STATUS_APPLIED]
+        assert second.steps().acknowledged == 2 * STEPS
+        _finish(sender, lifecycle)
+    finally:
+        server.stop(0)
+
+
+def test_a_held_chunk_says_why_and_is_applied_when_it_may(
+    make_sender: Any, serve: Serve, lifecycle: Lifecycle, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chunk_sender, "INSERT_WAIT_S", 0.05)
+    replay = Replay(
+        samples_per_insert=1.0, error_buffer=64.0, min_size_to_sample=1, max_chunk_steps=STEPS, max_num_batches=1
+    )
+    sender = make_sender(serve(ADD, replay), buffer_chunks=100)
+    lifecycle.spawn("sender", sender.run)
+    for i in range(12):
+        sender.put(_chunk(i))
+    eventually(lambda: "the learner must sample" in sender.waiting_for)
+    assert replay_pb2.INSERT_STATUS_BLOCKED in replay.statuses
+    held_at = sender.acknowledged_steps
+    assert held_at < 12 * STEPS
+    assert replay.table is not None
+    assert replay.table.sample(1, 64, max_wait_s=0).batches
+    eventually(lambda: sender.acknowledged_steps == 12 * STEPS)
+    assert sender.waiting_for == ""
+    applied = [s for s in replay.statuses if s == replay_pb2.INSERT_STATUS_APPLIED]
+    assert len(applied) == 12
+    assert replay.steps().acknowledged == 12 * STEPS
+
+
+def test_an_older_life_of_an_actor_is_fenced(
+    make_sender: Any, replay: Replay, serve: Serve, eventually: Eventually
+) -> None:
+    address, older, newer = serve(ADD, replay), Lifecycle(), Lifecycle()
+    senders = [make_sender(address, stopping=life.stopping) for life in (older, newer)]
+    for number, (sender, life) in enumerate(zip(senders, (older, newer))):
+        life.spawn("sender", sender.run)
+        sender.put(_chunk(number))
+        eventually(lambda sender=sender: sender.acknowledged_steps == STEPS)
+    senders[0].put(_chunk(2))
+    eventually(older.stopping.is_set)
+    with pytest.raises(Fenced, match="'actor-0' was started anew") as caught:
+        older.join()
+    assert caught.value.exit_code == EXIT_FENCED
+    newer.stop("test")
+    senders[1].close()
+    newer.join()
+    assert replay.steps().acknowledged == 2 * STEPS
+
+
+def test_another_schema_is_refused_with_the_difference(
+    make_sender: Any, replay: Replay, serve: Serve, eventually: Eventually
+) -> None:
+    address, life = serve(ADD, replay), Lifecycle()
+    replay._table = replay._make_table(Schema((TensorSpec("policy", "float32", (3,)),), ActionSpec(num_actions=2)))
+    sender = make_sender(address, stopping=life.stopping)
+    life.spawn("sender", sender.run)
+    sender.put(make_chunk(0, 2))
+    eventually(life.stopping.is_set)
+    with pytest.raises(Refused, match=r"policy' is float32\[3\] here, float32\[2\] there"):
+        life.join()
+
+
+def test_a_stop_without_a_replay_keeps_its_budget_and_counts_what_is_lost(
+    make_sender: Any, lifecycle: Lifecycle, log: FakeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chunk_sender, "FLUSH_BUDGET_S", 0.3)
+    sender = make_sender("127.0.0.1:1")
+    thread = lifecycle.spawn("sender", sender.run)
+    for i in range(3):
+        sender.put(_chunk(i))
+    began = time.monotonic()
+    lifecycle.stop("test")
+    sender.close()
+    thread.join(10)
+    assert time.monotonic() - began < 0.3 + 2  # a call's last deadline, and a margin for a busy machine
+    lifecycle.check()
+    assert sender.dropped_steps == {"stopped": 3 * STEPS}
+    assert sender.depth == 0
+    assert "steps are dropped at the stop" in log.events("warning")
+    sender.put(_chunk(3))  # an environment that took long for its last step
+    assert sender.dropped_steps == {"stopped": 4 * STEPS}
+
+
+def test_the_chunk_of_a_slow_last_step_is_delivered(
+    make_sender: Any, replay: Replay, serve: Serve, lifecycle: Lifecycle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chunk_sender, "FLUSH_BUDGET_S", 0.2)
+    sender = make_sender(serve(ADD, replay))
+    thread = lifecycle.spawn("sender", sender.run)
+    lifecycle.stop("test")
+    thread.join(0.5)  # longer than the budget: nothing waits, so none of it is used
+    assert thread.is_alive()
+    sender.put(_chunk(0))
+    _finish(sender, lifecycle)
+    assert replay.steps().acknowledged == STEPS
+    assert sender.dropped_steps == {}
+
+
+def test_a_full_buffer_holds_the_caller_until_the_stop(make_sender: Any, lifecycle: Lifecycle) -> None:
+    sender = make_sender("127.0.0.1:1", buffer_chunks=1)
+    sender.put(_chunk(0))
+    held: List[Any] = []
+
+    def put() -> None:
+        try:
+            sender.put(_chunk(1))
+        except Stopped:
+            held.append("stopped")
+
+    putting = threading.Thread(target=put)
+    putting.start()
+    putting.join(0.25)
+    assert putting.is_alive()
+    assert sender.depth == 1
+    lifecycle.stop("test")
+    putting.join(5)
+    assert held == ["stopped"]
+    assert sender.dropped_steps == {"stopped": STEPS}
+
+
+def test_a_full_buffer_lets_the_caller_go_on_when_there_is_room(
+    make_sender: Any, replay: Replay, serve: Serve, lifecycle: Lifecycle
+) -> None:
+    sender = make_sender(serve(ADD, replay), buffer_chunks=1)
+    lifecycle.spawn("sender", sender.run)
+    for i in range(10):
+        sender.put(_chunk(i))
+        assert sender.depth <= 1
+    _finish(sender, lifecycle)
+    assert replay.steps().acknowledged == 10 * STEPS
+
+
+def test_a_replay_that_is_away_is_told(make_sender: Any, lifecycle: Lifecycle, eventually: Eventually) -> None:
+    sender = make_sender("127.0.0.1:1")
+    lifecycle.spawn("sender", sender.run)
+    sender.put(_chunk(0))
+    eventually(lambda: sender.waiting_for == "waiting for the replay at 127.0.0.1:1")

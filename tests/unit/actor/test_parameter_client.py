@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any, List
+
+import numpy as np
+import pytest
+
+from services.actor import parameter_client
+from services.actor.parameter_client import ParameterClient
+from services.common.lifecycle import Lifecycle
+from services.common.peer import Peer
+from services.common.rpc import Stopped
+from shoal.v1 import experience_pb2, parameters_pb2, parameters_pb2_grpc
+from tests.conftest import Eventually, Serve
+from tests.fakes import RUN_ID, FakeChief, FakeLog
+
+ADD = parameters_pb2_grpc.add_ParameterServiceServicer_to_server
+NEVER_S = 3600.0
+
+
+@pytest.fixture
+def chief() -> FakeChief:
+    return FakeChief()
+
+
+@pytest.fixture
+def make_client(lifecycle: Lifecycle, log: FakeLog) -> Any:
+    made: List[ParameterClient] = []
+
+    def make(address: str, poll_period_s: float = NEVER_S) -> ParameterClient:
+        peer = Peer(RUN_ID, experience_pb2.ROLE_ACTOR, "actor-0")
+        made.append(ParameterClient(address, peer=peer, poll_period_s=poll_period_s, lifecycle=lifecycle, log=log))
+        return made[-1]
+
+    yield make
+    lifecycle.stop("the test is over")
+    for thread in lifecycle._threads:
+        thread.join(10)
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def client(chief: FakeChief, serve: Serve, make_client: Any) -> ParameterClient:
+    made: ParameterClient = make_client(serve(ADD, chief))
+    return made
+
+
+def _bias(client: ParameterClient) -> float:
+    assert client.newest is not None
+    return float(client.newest.parameters["policy.bias"][0])
+
+
+def test_the_newest_set_is_taken_whole(client: ParameterClient, chief: FakeChief) -> None:
+    assert client.newest is None
+    client.fetch()
+    assert client.newest is None
+    chief.publish(3, 0.25)
+    manifest = client.fetch()
+    newest: Any = client.newest
+    assert (newest.version, newest.updates) == (3, 30)
+    assert newest.digest == manifest.digest
+    assert _bias(client) == 0.25
+    assert (manifest.actor_index, manifest.num_actors) == (3, 8)
+
+
+def test_what_is_at_hand_is_not_fetched_again(client: ParameterClient, chief: FakeChief) -> None:
+    chief.publish(3, 0.25)
+    client.fetch()
+    newest = client.newest
+    client.fetch()
+    assert chief.gets == 1
+    assert client.newest is newest
+    chief.publish(9, 0.5)
+    client.fetch()
+    assert _bias(client) == 0.5
+
+
+def test_a_large_set_comes_in_parts(client: ParameterClient, chief: FakeChief, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parameter_client, "PART_BYTES", 1000)
+    chief.publish(1, 0.125, size=2000)
+    client.fetch()
+    assert chief.gets == -(-len(chief.data) // 1000)
+    newest: Any = client.newest
+    np.testing.assert_array_equal(newest.parameters["policy.bias"], np.full(2000, 0.125))
+
+
+def test_a_damaged_part_is_fetched_again(
+    client: ParameterClient, chief: FakeChief, log: FakeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parameter_client, "PART_BYTES", 1000)
+    chief.publish(1, 0.125, size=500)
+    chief.faults = ["", "damaged"]
+    client.fetch()
+    assert _bias(client) == 0.125
+    assert log.events("warning") == ["a part of the parameters was damaged: fetched again"]
+
+
+def test_a_superseded_set_is_left_for_the_newer_one(client: ParameterClient, chief: FakeChief) -> None:
+    chief.publish(1, 0.125)
+    chief.faults = ["superseded"]
+    client.fetch()
+    assert _bias(client) == 0.125
+    assert chief.manifests == 2
+
+
+def test_a_set_that_does_not_match_its_digest_is_fetched_again(
+    client: ParameterClient, chief: FakeChief, log: FakeLog
+) -> None:
+    chief.publish(1, 0.125)
+    chief.digest_faults = 1
+    client.fetch()
+    assert _bias(client) == 0.125
+    assert (chief.manifests, chief.gets) == (2, 2)
+    assert log.events("warning") == ["the parameters do not match their digest: fetched again"]
+
+
+def test_a_hint_brings_the_newer_set_at_once(
+    client: ParameterClient, chief: FakeChief, lifecycle: Lifecycle, eventually: Eventually
+) -> None:
+    chief.publish(1, 0.125)
+    lifecycle.spawn("parameters", client.run)
+    eventually(lambda: client.newest)
+    chief.publish(2, 0.5)
+    client.hint(2)
+    assert client.newest_known_version == 2
+    eventually(lambda: _bias(client) == 0.5)
+
+
+def test_old_hints_ask_nothing(
+    client: ParameterClient, chief: FakeChief, lifecycle: Lifecycle, eventually: Eventually
+) -> None:
+    chief.publish(5, 0.125)
+    client.hint(5)
+    lifecycle.spawn("parameters", client.run)
+    eventually(lambda: client.newest)
+    asked = chief.manifests
+    for _ in range(20):
+        client.hint(5)
+        time.sleep(0.005)
+    assert chief.manifests == asked
+    assert client.newest_known_version == 5
+
+
+def test_without_hints_the_chief_is_asked_by_the_period(
+    chief: FakeChief, serve: Serve, make_client: Any, lifecycle: Lifecycle, eventually: Eventually
+) -> None:
+    client = make_client(serve(ADD, chief), poll_period_s=0.02)
+    chief.publish(1, 0.125)
+    lifecycle.spawn("parameters", client.run)
+    eventually(lambda: client.newest)
+    chief.publish(2, 0.5)
+    eventually(lambda: _bias(client) == 0.5)
+
+
+def test_a_chief_that_is_behind_the_hint_is_not_asked_without_pause(
+    client: ParameterClient, chief: FakeChief, lifecycle: Lifecycle, eventually: Eventually
+) -> None:
+    chief.publish(1, 0.125)
+    client.hint(50)  # a restarted chief has published nothing yet
+    lifecycle.spawn("parameters", client.run)
+    eventually(lambda: chief.manifests >= 3)
+    asked, began = chief.manifests, time.monotonic()
+    time.sleep(0.3)
+    assert chief.manifests - asked <= (time.monotonic() - began) / parameter_client.RETRY_S + 1
+    chief.publish(50, 0.5)
+    eventually(lambda: _bias(client) == 0.5)
+
+
+def test_a_stop_ends_the_thread_in_the_middle_of_its_wait(
+    client: ParameterClient, chief: FakeChief, lifecycle: Lifecycle, eventually: Eventually
+) -> None:
+    chief.publish(1, 0.125)
+    thread = lifecycle.spawn("parameters", client.run)
+    eventually(lambda: client.newest)
+    lifecycle.stop("test")
+    eventually(lambda: not thread.is_alive())
+
+
+def test_the_end_of_training_ends_the_actor(
+    client: ParameterClient, chief: FakeChief, lifecycle: Lifecycle, eventually: Eventually
+) -> None:
+    chief.publish(1, 0.125)
+    chief.run_state = parameters_pb2.RUN_STATE_FINISHED
+    thread = lifecycle.spawn("parameters", client.run)
+    eventually(lambda: not thread.is_alive())
+    assert lifecycle.reason == "training is finished"
+    assert _bias(client) == 0.125  # the last version was taken before
+
+
+def test_acting_waits_for_the_first_set(
+    client: ParameterClient, chief: FakeChief, log: FakeLog, eventually: Eventually
+) -> None:
+    got: List[Any] = []
+    waiting = threading.Thread(target=lambda: got.append(client.wait_for_newest(60)))
+    waiting.start()
+    eventually(lambda: "waiting for the chief's first parameters" in log.events("info"))
+    chief.publish(4, 0.5)
+    client.fetch()
+    waiting.join(5)
+    assert [one.version for one in got] == [4]
+
+
+def test_an_actor_parks_until_its_set_is_confirmed_again(
+    client: ParameterClient, chief: FakeChief, log: FakeLog, eventually: Eventually
+) -> None:
+    chief.publish(4, 0.5)
+    client.fetch()
+    assert client.wait_for_newest(60).version == 4
+    got: List[Any] = []
+    client._confirmed_at = time.monotonic() - 30
+    assert 29 < client.age_s < 60
+    waiting = threading.Thread(target=lambda: got.append(client.wait_for_newest(20)))
+    waiting.start()
+    eventually(lambda: "parked: the parameters are too old" in log.events("warning"))
+    assert got == []
+    client.fetch()  # the same version, but confirmed
+    waiting.join(5)
+    assert [one.version for one in got] == [4]
+    assert "acting goes on" in log.events("info")
+
+
+def test_a_stop_ends_the_wait_for_parameters(client: ParameterClient, lifecycle: Lifecycle) -> None:
+    lifecycle.stop("test")
+    with pytest.raises(Stopped):
+        client.wait_for_newest(60)
+
+
+def test_a_chief_that_is_away_is_told(make_client: Any, lifecycle: Lifecycle, eventually: Eventually) -> None:
+    client = make_client("127.0.0.1:1")
+    lifecycle.spawn("parameters", client.run)
+    eventually(lambda: client.waiting_for == "waiting for the chief at 127.0.0.1:1")

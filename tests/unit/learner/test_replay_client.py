@@ -1,0 +1,269 @@
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any, Callable, Dict, List
+
+import grpc
+import numpy as np
+import pytest
+
+from services.common.lifecycle import Lifecycle
+from services.common.peer import Peer
+from services.common.rpc import Refused, Server, Stopped
+from services.common.schema import ActionSpec, Schema, TensorSpec
+from services.learner import replay_client
+from services.learner.replay_client import ReplayClient
+from services.replay.servicer import ReplayServicer
+from services.replay.table import Table, TableSettings
+from shoal.v1 import experience_pb2, replay_pb2_grpc
+from tests.conftest import Eventually, Serve
+from tests.fakes import RUN_ID, SCHEMA, FakeLog, make_chunk
+
+N, K = 4, 2
+
+
+class Replay(ReplayServicer):
+    """The real one; keeps the Sample and UpdatePriorities requests it got."""
+
+    def __init__(self, incarnation: int = 1) -> None:
+        settings = TableSettings(
+            capacity=256, n_step=1, max_batch_size=N, max_num_batches=K, min_size_to_sample=N, seed=incarnation
+        )
+        super().__init__(
+            run_id=RUN_ID,
+            incarnation=incarnation,
+            make_table=lambda schema: Table(settings, schema, clock=time.monotonic),
+            log=FakeLog(),
+        )
+        self.samples: List[Any] = []
+        self.tails: List[Any] = []
+
+    def introduce(self, schema: Schema = SCHEMA) -> Table:
+        self._table = self._make_table(schema)
+        return self._table
+
+    def fill(self, steps: int = 16) -> Table:
+        table = self.introduce()
+        table.insert("actor-0", 1, make_chunk(steps, 2, version=5), max_wait_s=0)
+        return table
+
+    def Sample(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        self.samples.append(request)
+        return super().Sample(request, context)
+
+    def UpdatePriorities(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        self.tails.append(request)
+        return super().UpdatePriorities(request, context)
+
+
+ADD = replay_pb2_grpc.add_ReplayServiceServicer_to_server
+
+
+@pytest.fixture
+def replay() -> Replay:
+    return Replay()
+
+
+@pytest.fixture
+def client(replay: Replay, serve: Serve, make_client: Callable[..., ReplayClient]) -> ReplayClient:
+    return make_client(serve(ADD, replay))
+
+
+@pytest.fixture
+def make_client(lifecycle: Lifecycle, log: FakeLog, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(replay_client, "SAMPLE_WAIT_S", 0.2)
+    made: List[ReplayClient] = []
+
+    def make(address: str, **changes: Any) -> ReplayClient:
+        arguments: Dict[str, Any] = {
+            "peer": Peer(RUN_ID, experience_pb2.ROLE_LEARNER, "learner"),
+            "batch_size": N,
+            "batches_per_sample": K,
+            "samples_in_flight": 2,
+            "newest": lambda: (7, 70),
+            "lifecycle": lifecycle,
+            "log": log,
+            **changes,
+        }
+        made.append(ReplayClient(address, **arguments))
+        return made[-1]
+
+    yield make
+    lifecycle.stop("the test is over")
+    for thread in lifecycle._threads:
+        thread.join(10)
+    for one in made:
+        one.close()
+
+
+def _error(drawn: Any, size: float) -> Any:
+    return np.full(len(drawn.batch), size, np.float32)
+
+
+def test_it_waits_for_the_first_actor_and_says_so(
+    client: ReplayClient, replay: Replay, log: FakeLog, eventually: Eventually
+) -> None:
+    schemas: List[Schema] = []
+    waiting = threading.Thread(target=lambda: schemas.append(client.wait_for_schema()))
+    waiting.start()
+    eventually(lambda: client.waiting_for)
+    assert client.waiting_for == "waiting for the first actor to introduce itself to the replay"
+    replay.introduce()
+    waiting.join(5)
+    assert schemas == [SCHEMA]
+    assert client.waiting_for == ""
+    assert len(log.events("info")) == 1
+
+
+def test_a_replay_of_another_run_is_refused(make_client: Any, replay: Replay, serve: Serve) -> None:
+    client = make_client(serve(ADD, replay), peer=Peer("other", experience_pb2.ROLE_LEARNER, "learner"))
+    with pytest.raises(Refused, match="belongs to run 'other', this service to run 'test-run'"):
+        client.wait_for_schema()
+
+
+def test_batches_are_those_of_the_table(client: ReplayClient, replay: Replay) -> None:
+    table = replay.fill()
+    client.start(SCHEMA)
+    for _ in range(4 * K):
+        drawn = client.next()
+        assert len(drawn.batch) == N
+        assert drawn.replay_incarnation == 1
+        assert drawn.batch.num_items == table.info().num_items
+        for at, key in enumerate(drawn.batch.keys):
+            item: Any = table.item(int(key))
+            assert item.n_step_return == drawn.batch.n_step_return[at]
+            for name, column in drawn.batch.observation.items():
+                np.testing.assert_array_equal(column[at], item.columns[f"observation.{name}"])
+        assert (drawn.batch.policy_version == 5).all()
+    request = replay.samples[0]
+    assert (request.num_batches, request.batch_size) == (K, N)
+    assert (request.newest_version, request.updates) == (7, 70)
+    assert request.peer.schema_digest == SCHEMA.digest
+    assert table.newest_version == 7
+
+
+def test_draws_run_ahead_by_a_bounded_number(client: ReplayClient, replay: Replay, eventually: Eventually) -> None:
+    replay.fill()
+    client.start(SCHEMA)
+    eventually(lambda: client.depth == K and len(replay.samples) >= 2)
+    for _ in range(20):
+        time.sleep(0.01)  # nothing must come: there is nothing to wait for
+        assert client.depth <= K
+    assert len(replay.samples) <= 3  # two calls in flight, and one that filled the queue
+
+
+def test_priorities_go_back_with_the_next_draw(client: ReplayClient, replay: Replay, eventually: Eventually) -> None:
+    table = replay.fill()
+    client.start(SCHEMA)
+    drawn = client.next()
+    client.report(drawn, _error(drawn, 9.0))
+    for _ in range(6 * K):
+        client.next()
+    key = int(drawn.batch.keys[0])
+    eventually(lambda: [s for s in replay.samples if len(s.priorities.keys)])
+    request = next(s for s in replay.samples if len(s.priorities.keys))
+    np.testing.assert_array_equal(np.frombuffer(request.priorities.keys, np.int64), drawn.batch.keys)
+    eventually(lambda: table.item(key).priority == pytest.approx(9.0 + 1e-6))  # type: ignore[union-attr]
+
+
+def test_the_tail_is_delivered_at_the_end(client: ReplayClient, replay: Replay, lifecycle: Lifecycle) -> None:
+    table = replay.fill()
+    client.start(SCHEMA)
+    drawn = [client.next() for _ in range(2)]
+    client._paused.set()  # no draw will carry them
+    for thread in lifecycle._threads:
+        thread.join(10)
+    for one in drawn:
+        client.report(one, _error(one, 9.0))
+    client.finish()
+    assert len(replay.tails) == 1
+    keys = np.concatenate([one.batch.keys for one in drawn])
+    np.testing.assert_array_equal(np.frombuffer(replay.tails[0].priorities.keys, np.int64), keys)
+    item: Any = table.item(int(keys[0]))
+    assert item.priority == pytest.approx(9.0 + 1e-6)
+
+
+def test_nothing_to_deliver_is_no_call(client: ReplayClient, replay: Replay) -> None:
+    client.finish()
+    assert replay.tails == []
+
+
+def test_priorities_of_an_earlier_life_of_the_replay_are_left_out(client: ReplayClient, replay: Replay) -> None:
+    replay.fill()
+    client.start(SCHEMA)
+    drawn = client.next()
+    client.finish()
+    old = replay_client.DrawnBatch(drawn.batch, replay_incarnation=99)
+    client.report(old, _error(old, 1.0))
+    client.report(drawn, _error(drawn, 2.0))
+    updates: Any = client._take_priorities()
+    assert updates.replay_incarnation == 1
+    np.testing.assert_array_equal(np.frombuffer(updates.td_error, np.float64), np.full(N, 2.0))
+    assert client._take_priorities() is None
+
+
+def test_a_replay_that_is_gone_or_new_does_not_harm_the_end(
+    make_client: Any, replay: Replay, log: FakeLog, free_address: Callable[[], str]
+) -> None:
+    address = free_address()
+    client = make_client(address)
+    table = replay.fill()
+    batch = table.sample(1, N, max_wait_s=0).batches[0]
+    drawn = replay_client.DrawnBatch(batch, 1)
+    client.report(drawn, _error(drawn, 1.0))
+    client.finish()
+    server = Server(address, max_workers=2, option_name="x")
+    server.add(ADD, Replay(incarnation=2))  # it has no table yet, and refuses
+    server.start()
+    try:
+        client.report(drawn, _error(drawn, 1.0))
+        client.finish()
+    finally:
+        server.stop(0)
+    assert log.events("warning") == ["the last priorities were not delivered"] * 2
+
+
+def test_a_replay_that_restarts_is_drawn_from_again(
+    make_client: Any, free_address: Callable[[], str], eventually: Eventually
+) -> None:
+    address = free_address()
+
+    def start(incarnation: int) -> Server:
+        replay = Replay(incarnation)
+        replay.fill()
+        server = Server(address, max_workers=4, option_name="x")
+        server.add(ADD, replay)
+        server.start()
+        return server
+
+    server = start(1)
+    client = make_client(address)
+    client.start(SCHEMA)
+    assert client.next().replay_incarnation == 1
+    server.stop(0)
+    server = start(2)
+    try:
+        lives = {client.next().replay_incarnation for _ in range(4 * K)}
+        assert 2 in lives
+    finally:
+        server.stop(0)
+
+
+def test_what_it_waits_for_is_the_replays_reason(client: ReplayClient, replay: Replay, eventually: Eventually) -> None:
+    replay.introduce()  # a table without items
+    client.start(SCHEMA)
+    eventually(lambda: client.waiting_for)
+    assert "min_size_to_sample" in client.waiting_for
+
+
+def test_another_schema_stops_the_process(client: ReplayClient, replay: Replay, eventually: Eventually) -> None:
+    replay.fill()
+    other = Schema((TensorSpec("policy", "float32", (9,)),), ActionSpec(num_actions=2))
+    client.start(other)
+    life = client._lifecycle
+    eventually(life.stopping.is_set)
+    with pytest.raises(Refused, match=r"the learner's schema .* differs from the actors'"):
+        life.check()
+    with pytest.raises(Stopped):
+        client.next()
