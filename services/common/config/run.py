@@ -201,7 +201,7 @@ class RunConfig(Section):
 
     @property
     def error_buffer(self) -> float:
-        """`replay.error_buffer`, or twice what the largest call of either side needs: more would let actors run ahead."""
+        """`replay.error_buffer`, or twice what the largest call of either side needs: more lets actors run ahead."""
         if self.replay.error_buffer:
             return self.replay.error_buffer
         draws = self.learner.batch_size * self.learner.batches_per_sample

@@ -13,7 +13,7 @@ from services.actor.evaluator import report as report_module
 from services.actor.evaluator.episodes import EpisodeStatistics
 from services.actor.evaluator.report import HeldOutGoals, main, report, summarize, table_lines
 from services.actor.seeds import HELD_OUT, SELECTION, TRAINING, env_seed
-from services.common.config.load import load
+from services.common.config.load import load, to_toml
 from services.common.errors import UserError
 from services.common.run_folder import Evaluation, Progress, RunFolder
 from tests.fakes import FakeEnv, FakePolicy
@@ -45,8 +45,8 @@ def envs(monkeypatch: pytest.MonkeyPatch) -> List[FakeEnv]:
 def folder(tmp_path: Path) -> RunFolder:
     made = RunFolder(tmp_path / "reach")
     made.path.mkdir()
-    config = load(None, ["--run.name", "reach", "--report.episodes", "7", "--report.video", "false"])
-    made.config.write_text(config.to_toml(), encoding="utf-8")
+    config = load(None, ["--run.name", "reach", "--report.episodes", "7", "--report.video", "false"]).config
+    made.config.write_text(to_toml(config), encoding="utf-8")
     data = safetensors.numpy.save({"policy.bias": np.full(1, 0.5, np.float32)})
     made.save_best(data, CHOSEN)
     made.append_evaluation(CHOSEN)
