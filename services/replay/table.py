@@ -163,7 +163,10 @@ class Table:
             )
 
     def _sick_lanes(self, record: ActorRecord, chunk: Chunk, lanes: npt.NDArray[np.bool_]) -> List[SickLane]:
-        open_keys = self._admission.group_of(record, chunk).open_keys
+        group = self._admission.group_of(record, chunk)
+        open_keys = group.open_keys
+        if chunk.first_step != group.next_step:  # steps are missing: those before them did not lead here
+            open_keys = np.full_like(open_keys, -1)
         return [
             describe_sick(self.store.ring, record.name, record.incarnation, chunk, int(lane), open_keys[:, lane])
             for lane in np.flatnonzero(lanes)[:MAX_SICK_LANES]
