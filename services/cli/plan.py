@@ -62,7 +62,9 @@ def plan_children(
         )
         specs.append(ChildSpec(name, role, command, child_environ(environ, lifeline, threads=threads)))
 
-    add("replay", "replay", 1)
+    # A folder that the run file does not name lies in the run's own.
+    dumps = () if config.replay.dump_dir else ("--replay.dump_dir", str(config_file.parent / "quarantine"))
+    add("replay", "replay", 1, *dumps)
     add("learner", "learner", config.learner.torch_threads)
     if config.evaluator.enabled:
         add("evaluator", "evaluator", 1)

@@ -26,6 +26,8 @@ CHANGEABLE_SECTIONS = ("evaluator", "report")
 CHANGEABLE_KEYS = (
     "run.folder",
     "replay.addresses",
+    "replay.dump_dir",
+    "replay.max_dumps",
     "learner.address",
     "learner.max_updates",
     "learner.checkpoint_period_s",

@@ -12,16 +12,11 @@ from services.common.batch import Batch
 from services.common.chunk import Chunk
 from services.common.schema import Schema
 from services.replay.items import StepOutcome, Timeline, build_windows
-from services.replay.priorities import (
-    LargestPriority,
-    PriorityOutcome,
-    UpdateOutcome,
-    judge_updates,
-    leaf_of,
-    priority_of,
-)
+from services.replay.priorities import PriorityOutcome, priority_of
+from services.replay.rate_limiter import Stock
 from services.replay.ring import Allocate, Ring, in_memory
-from services.replay.sum_tree import SumTree
+from services.replay.sampler import Sampler, SamplerSettings
+from services.replay.version_history import VersionHistory
 
 Keys = npt.NDArray[np.int64]
 
@@ -85,27 +80,38 @@ class ItemStore:
         schema: Schema,
         n_step: int,
         discount: float,
-        priority_exponent: float,
+        sampling: SamplerSettings,
+        history: Optional[VersionHistory] = None,
         allocate: Allocate = in_memory,
     ) -> None:
         if n_step < 1:
             raise ValueError(f"n_step is {n_step}; it must be at least 1")
         if not 0.0 <= discount <= 1.0:
             raise ValueError(f"discount is {discount}; it must lie in [0, 1]")
-        if not 0.0 <= priority_exponent <= 4.0:
-            raise ValueError(f"priority_exponent is {priority_exponent}; it must lie in [0, 4] (0 draws uniformly)")
         self.n_step = n_step
         self.discount = discount
-        self.priority_exponent = priority_exponent
         self.ring = Ring(capacity, schema, allocate)
-        self.tree = SumTree(capacity)
+        self.sampler = Sampler(self.ring, sampling, history or VersionHistory())
         self.counters = StepCounters()
-        self._largest = LargestPriority(self.ring.priority)
 
     @property
     def num_items(self) -> int:
         """Items that can be drawn."""
+        return self.num_resident_items - self.sampler.num_exhausted
+
+    @property
+    def num_resident_items(self) -> int:
+        """Items in the ring, with those that were drawn max_times_sampled times."""
         return self.counters.resident - self.counters.unripe
+
+    def stock(self) -> Stock:
+        """What there is to draw from."""
+        return Stock(
+            num_items=self.num_items,
+            num_resident=self.num_resident_items,
+            num_draws=self.sampler.draws_left,
+            is_full=self.ring.num_rows == self.ring.capacity,
+        )
 
     def insert(self, chunk: Chunk, lane_open_keys: Keys, intake: Intake) -> Keys:
         """Write the rows of a chunk from which quarantined lanes were taken, and close the windows it completes.
@@ -219,24 +225,18 @@ class ItemStore:
         is_open = windows.outcome == StepOutcome.OPEN
         slots = ring.slots(timeline.key[is_item])
         lost = ring.slots(timeline.key[windows.outcome == StepOutcome.LOST])
-        self._largest.touch(evicted)
+        self.sampler.forget(evicted)
         ring.n_step_return[slots] = windows.n_step_return[is_item]
         ring.discount[slots] = windows.discount[is_item]
         ring.bootstrap_key[slots] = windows.bootstrap_key[is_item]
         ring.times_sampled[slots] = 0
-        p = self._first_priority(
+        ring.priority[slots] = self._first_priority(
             slots, windows.n_step_return[is_item], windows.discount[is_item], windows.bootstrap_key[is_item]
         )
-        ring.priority[slots] = p
         ring.status[slots] = StepOutcome.ITEM
         ring.status[lost] = StepOutcome.LOST
         ring.status[ring.slots(timeline.key[is_open])] = StepOutcome.OPEN
-        self._largest.touch(slots)
-        # Rows that left come first: of a slot given twice the last counts.
-        self.tree.set(
-            np.concatenate((evicted, slots)),
-            np.concatenate((np.zeros(len(evicted)), leaf_of(p, self.priority_exponent))),
-        )
+        self.sampler.admit(evicted, slots)
         counters.items += len(slots)
         counters.lost_tail += len(lost)
         counters.unripe -= len(slots) + len(lost)
@@ -258,25 +258,26 @@ class ItemStore:
         known = np.isfinite(delta)
         p, _ = priority_of(np.where(known, delta, 0.0))
         if not known.all():
-            p[~known] = self._largest.value()
+            p[~known] = self.sampler.largest_priority()
         return p
 
     def draw(self, rng: np.random.Generator, num_batches: int, batch_size: int) -> Draw:
-        """Draw batches with replacement, stratified each, and copy their rows out.
+        """Draw batches by the sampler and copy their rows out.
 
         Raises:
-            ValueError: there is no item.
+            ValueError: there is no item, or the items do not stand so many draws.
         """
         ring = self.ring
-        slots = self.tree.draw_stratified(rng, num_batches, batch_size)
-        flat = slots.reshape(-1)
+        num_items = self.num_items
+        drawn = self.sampler.draw(rng, num_batches, batch_size)
+        flat = drawn.slots
         bootstrap_keys = ring.bootstrap_key[flat]
         next_slots = ring.slots(bootstrap_keys)
         columns: Dict[str, npt.NDArray[Any]] = {
             "keys": ring.keys(flat),
-            "probability": self.tree.leaves(flat) / self.tree.total,
-            "priority": ring.priority[flat],
-            "times_sampled": ring.times_sampled[flat] + _occurrence(flat),
+            "probability": drawn.probability,
+            "priority": drawn.priority,
+            "times_sampled": drawn.times_sampled,
             "action": np.take(ring.action, flat, axis=0),
             "n_step_return": ring.n_step_return[flat],
             "discount": ring.discount[flat],
@@ -284,14 +285,13 @@ class ItemStore:
         }
         observation = {name: np.take(column, flat, axis=0) for name, column in ring.observation.items()}
         next_observation = {name: np.take(column, next_slots, axis=0) for name, column in ring.observation.items()}
-        np.add.at(ring.times_sampled, flat, 1)
         inserted_s = ring.inserted_s[flat]
         parts = [slice(k * batch_size, (k + 1) * batch_size) for k in range(num_batches)]
         batches = [
             Batch(
                 observation={name: rows[part] for name, rows in observation.items()},
                 next_observation={name: rows[part] for name, rows in next_observation.items()},
-                num_items=self.num_items,
+                num_items=num_items,
                 **{name: rows[part] for name, rows in columns.items()},
             )
             for part in parts
@@ -304,35 +304,12 @@ class ItemStore:
         Raises:
             ValueError: the two differ in shape; nothing was changed.
         """
-        if keys.ndim != 1 or keys.shape != td_error.shape:
-            raise ValueError(f"keys {list(keys.shape)} and TD errors {list(td_error.shape)} must be of one length")
-        slots = self.ring.slots(keys)
-        is_item = self.ring.is_resident(keys) & (self.ring.status[slots] == StepOutcome.ITEM)
-        outcome = judge_updates(keys, td_error, is_item)
-        applied = outcome == UpdateOutcome.APPLIED
-        p, clamped = priority_of(td_error[applied])
-        chosen = slots[applied]
-        self.ring.priority[chosen] = p
-        self._largest.touch(chosen)
-        self.tree.set(chosen, leaf_of(p, self.priority_exponent))
-        counts = np.bincount(outcome, minlength=len(UpdateOutcome) + 1)
-        return PriorityOutcome(
-            outcome=outcome,
-            applied=int(counts[UpdateOutcome.APPLIED]),
-            stale=int(counts[UpdateOutcome.STALE]),
-            rejected=int(counts[UpdateOutcome.REJECTED]),
-            superseded=int(counts[UpdateOutcome.SUPERSEDED]),
-            clamped=int(np.count_nonzero(clamped)),
-        )
+        return self.sampler.update(keys, td_error)
 
     def check_valid(self) -> Optional[str]:
         """What is wrong with the store, or None. Looks at every row."""
         return (
-            self.ring.check_valid()
-            or self.tree.check_valid()
-            or self.counters.check_valid()
-            or self._check_rows()
-            or self._check_priorities()
+            self.ring.check_valid() or self.counters.check_valid() or self._check_rows() or self.sampler.check_valid()
         )
 
     def _check_rows(self) -> Optional[str]:
@@ -346,26 +323,3 @@ class ItemStore:
         if not ring.is_resident(ring.bootstrap_key[is_item]).all():
             return "an item's bootstrap row is not in the ring"
         return None
-
-    def _check_priorities(self) -> Optional[str]:
-        ring, slots = self.ring, np.arange(self.ring.capacity)
-        is_item = ring.status == StepOutcome.ITEM
-        if (ring.priority[is_item] <= 0.0).any() or ring.priority[~is_item].any():
-            return "an item has no priority, or a row without an item has one"
-        expected = np.where(is_item, leaf_of(ring.priority, self.priority_exponent), 0.0)
-        if not np.allclose(self.tree.leaves(slots), expected, rtol=1e-12, atol=0.0):  # powers may differ by rounding
-            return "a leaf of the sum tree is not the power of its row's priority"
-        if self._largest.value(0.0) != ring.priority.max():
-            return "the largest priority is not that of the column"
-        return None
-
-
-def _occurrence(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """How often each value came up to and with its place, <int64>[N]: 1 for the first."""
-    order = np.argsort(values, kind="stable")
-    ordered = values[order]
-    starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
-    lengths = np.diff(np.append(starts, len(values)))
-    occurrence = np.empty(len(values), np.int64)
-    occurrence[order] = np.arange(len(values)) - np.repeat(starts, lengths) + 1
-    return occurrence

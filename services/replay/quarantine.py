@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Dict, List, Tuple
 
 import numpy as np
 import numpy.typing as npt
 
 from services.common.chunk import VALID, Chunk, FinalObservations
+from services.replay.ring import Ring
+
+MAX_STEPS = 64  # of a sick lane that are described, the last of them the bad one
 
 
 def _bad_rows(column: npt.NDArray[Any], num_leading: int) -> npt.NDArray[np.bool_]:
@@ -72,3 +76,75 @@ def without_lanes(chunk: Chunk, lanes: npt.NDArray[np.bool_]) -> Chunk:
 def _zeroed(column: npt.NDArray[Any], where: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
     mask = where.reshape(*where.shape, *([1] * (column.ndim - where.ndim)))
     return np.where(mask, np.zeros((), column.dtype), column)
+
+
+@dataclass(frozen=True)
+class SickLane:
+    """What led to a value that is not finite: a lane's last good steps, and the bad one behind them."""
+
+    actor: str
+    incarnation: int
+    lane_group: int
+    lane: int
+    sequence: int  # of the chunk
+    step: int  # index of the bad step in the lane's life
+    policy_version: int  # that chose the bad step's action
+    bad_columns: Tuple[str, ...]  # of the bad step
+    columns: Dict[str, npt.NDArray[Any]]  # name -> [S, ...], the bad step last; "final.observation.*" is [1, ...]
+
+
+def describe_sick(
+    ring: Ring, actor: str, incarnation: int, chunk: Chunk, lane: int, open_keys: npt.NDArray[np.int64]
+) -> SickLane:
+    """Gather what is known of a lane of `chunk` that is not finite, before the chunk is applied.
+
+    Args:
+        ring: holds the lane's steps before the chunk.
+        actor: its name.
+        incarnation: of the actor.
+        chunk: as it came.
+        lane: index of the lane in its group.
+        open_keys: <int64>[n_step], rows of the lane whose windows are open; -1: none.
+    """
+    final = np.flatnonzero(chunk.final.step % chunk.num_lanes == lane)
+    bad = _bad_columns(chunk, lane, final)
+    t = min(bad)
+    keys = open_keys[open_keys >= ring.oldest_key]
+    before = ring.slots(keys)
+    columns: Dict[str, npt.NDArray[Any]] = {}
+    for name in ("action", "reward", "flags"):
+        columns[name] = np.concatenate((getattr(ring, name)[before], getattr(chunk, name)[: t + 1, lane]))
+    columns["policy_version"] = np.concatenate((ring.policy_version[before], chunk.policy_version[: t + 1]))
+    for name, column in chunk.observation.items():
+        rows = np.concatenate((ring.observation[name][before], column[: t + 1, lane]))
+        columns[f"observation.{name}"] = rows
+    columns = {name: column[-MAX_STEPS:].copy() for name, column in columns.items()}
+    for name, column in chunk.final.observation.items():
+        columns[f"final.observation.{name}"] = column[final[chunk.final.step[final] // chunk.num_lanes == t]].copy()
+    return SickLane(
+        actor=actor,
+        incarnation=incarnation,
+        lane_group=chunk.lane_group,
+        lane=lane,
+        sequence=chunk.sequence,
+        step=chunk.first_step + t,
+        policy_version=int(chunk.policy_version[t]),
+        bad_columns=tuple(bad[t]),
+        columns=columns,
+    )
+
+
+def _bad_columns(chunk: Chunk, lane: int, final: npt.NDArray[np.int64]) -> Dict[int, List[str]]:
+    """Names of the columns that are not finite, by step of the chunk; `final` are the lane's final observations."""
+    found: Dict[int, List[str]] = {}
+    valid = (chunk.flags[:, lane] & VALID) != 0
+    looked_at = {"action": (chunk.action, valid), "reward": (chunk.reward, valid)}
+    for name, column in chunk.observation.items():
+        looked_at[f"observation.{name}"] = (column, np.ones_like(valid))
+    for name, (column, counts) in looked_at.items():
+        for t in np.flatnonzero(_bad_rows(column[:, lane], 1) & counts):
+            found.setdefault(int(t), []).append(name)
+    for name, column in chunk.final.observation.items():
+        for index in final[_bad_rows(column[final], 1)]:
+            found.setdefault(int(chunk.final.step[index]) // chunk.num_lanes, []).append(f"final.observation.{name}")
+    return found

@@ -24,6 +24,7 @@ from services.common.rpc import refuse
 from services.common.schema import Schema, SchemaError
 from services.replay.admission import InsertStatus
 from services.replay.priorities import PriorityOutcome
+from services.replay.quarantine_dump import QuarantineDump
 from services.replay.table import InspectOrder, SampleStatus, Table
 from services.replay.table_info import InsertResult, InspectedItem, SampleResult
 from shoal.v1 import replay_pb2, replay_pb2_grpc
@@ -35,11 +36,20 @@ NO_ACTOR_YET = "no actor has introduced itself yet, so there is nothing to sampl
 class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
     """Makes the table when the first actor says what its experience looks like, then only translates."""
 
-    def __init__(self, *, run_id: str, incarnation: int, make_table: Callable[[Schema], Table], log: Log) -> None:
+    def __init__(
+        self,
+        *,
+        run_id: str,
+        incarnation: int,
+        make_table: Callable[[Schema], Table],
+        log: Log,
+        dump: Optional[QuarantineDump] = None,
+    ) -> None:
         self._run_id = run_id
         self._incarnation = incarnation
         self._make_table = make_table
         self._log = log
+        self._dump = dump
         self._table: Optional[Table] = None
         self._introduced = threading.Condition()
         self._stop_reason = ""
@@ -81,6 +91,9 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
                 actor=request.peer.name,
                 lanes=result.quarantined_lanes.tolist(),
             )
+        if self._dump is not None:
+            for lane in result.sick_lanes:
+                self._dump.write(lane)
         return self._insert_response(result)
 
     def Sample(  # noqa: N802

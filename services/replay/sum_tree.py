@@ -71,6 +71,19 @@ class SumTree:
                 nodes[2 * first : 2 * last + 2 : 2], nodes[2 * first + 1 : 2 * last + 2 : 2], nodes[first : last + 1]
             )
 
+    def scale(self, exponent: int, smallest: float) -> None:
+        """Multiply every leaf by 2^exponent, which is exact; a leaf above 0 that falls below `smallest` becomes it.
+
+        Args:
+            exponent: at most 0.
+            smallest: above 0 and far from the denormal numbers.
+        """
+        leaves = self._nodes[self._width :]
+        positive = leaves > 0.0
+        self._nodes *= 2.0**exponent if exponent > -1000 else 0.0
+        low = np.flatnonzero(positive & (leaves < smallest))
+        self.set(low, np.full(len(low), smallest))
+
     def find(self, mass: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
         """Slots whose interval of the cumulated leaves holds `mass`, each in [0, total).
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from dataclasses import replace
-from typing import Callable, List, Optional
+from typing import Callable, Dict, List, Optional
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +17,9 @@ from services.replay.inspection import InspectOrder, describe_item, find_items, 
 from services.replay.item_store import Intake, ItemStore
 from services.replay.items import StepOutcome
 from services.replay.priorities import PriorityOutcome
-from services.replay.quarantine import non_finite_lanes, without_lanes
+from services.replay.quarantine import SickLane, describe_sick, non_finite_lanes, without_lanes
 from services.replay.rate_limiter import RateLimiter
+from services.replay.refusal import why_refused
 from services.replay.ring import Allocate, in_memory
 from services.replay.table_info import (
     ActorInfo,
@@ -28,13 +29,16 @@ from services.replay.table_info import (
     RateLimiterState,
     SampleResult,
     SampleStatus,
+    SamplingInfo,
     TableInfo,
     TableSettings,
 )
+from services.replay.version_history import VersionHistory
 from services.replay.waiting import WaitingRoom
 
 __all__ = ["InsertStatus", "InspectOrder", "SampleStatus", "Table", "TableSettings"]
 
+MAX_SICK_LANES = 8  # of one chunk that are described
 RETRY_AFTER_S = 0.5  # asked of a caller who was turned away without waiting
 
 
@@ -51,6 +55,8 @@ def make_limiter(settings: TableSettings) -> RateLimiter:
         capacity=settings.capacity,
         max_insert_steps=settings.max_chunk_steps,
         max_sample_items=settings.max_batch_size * settings.max_num_batches,
+        max_open_steps=settings.max_open_steps,
+        max_times_sampled=settings.sampling.max_times_sampled,
     )
 
 
@@ -88,23 +94,25 @@ class Table:
             )
         self.settings = settings
         self.schema = schema
+        self._history = VersionHistory()
         self.store = ItemStore(
             capacity=settings.capacity,
             schema=schema,
             n_step=settings.n_step,
             discount=settings.discount,
-            priority_exponent=settings.priority_exponent,
+            sampling=settings.sampling,
+            history=self._history,
             allocate=allocate,
         )
         self._limiter = make_limiter(settings)
         self._admission = Admission(settings.n_step)
         self._rng = np.random.default_rng(settings.seed)
         self._clock = clock
-        self._condition = threading.Condition()
+        self._condition = threading.RLock()
         self._waiting = WaitingRoom(self._condition, clock)
-        self._newest_version = 0
-        self._newest_updates = 0
         self._clamped_priorities = 0
+        self._updates = {"applied": 0, "stale": 0, "rejected": 0, "superseded": 0}
+        self._refused_chunks: Dict[str, int] = {}
 
     # Inserting
 
@@ -117,13 +125,14 @@ class Table:
             chunk: columns that fit the schema.
             max_wait_s: how long the rate limiter may hold the call before it answers BLOCKED.
         """
-        refusal = self._why_refused(chunk)
+        refusal = why_refused(chunk, self.settings, self.newest_version)
         lanes = non_finite_lanes(chunk) if chunk.num_steps > 0 else np.zeros(0, np.bool_)
         clean = without_lanes(chunk, lanes) if chunk.num_steps > 0 else chunk
         with self._condition:
             verdict = self._admission.judge(actor, incarnation, chunk)
-            if verdict.status is InsertStatus.APPLIED and refusal:
-                return InsertResult(InsertStatus.REFUSED, refusal, verdict.next_sequence)
+            if verdict.status is InsertStatus.APPLIED and refusal is not None:
+                self._refused_chunks[refusal.word] = self._refused_chunks.get(refusal.word, 0) + 1
+                return InsertResult(InsertStatus.REFUSED, refusal.sentence, verdict.next_sequence)
             if verdict.status is not InsertStatus.APPLIED:
                 return InsertResult(verdict.status, verdict.reason, verdict.next_sequence)
             for orphan in self._admission.enter(actor, incarnation, self._clock()):
@@ -142,43 +151,48 @@ class Table:
             verdict = self._admission.judge(actor, incarnation, chunk)
             if verdict.status is not InsertStatus.APPLIED:
                 return InsertResult(verdict.status, verdict.reason, verdict.next_sequence)
+            sick = self._sick_lanes(record, chunk, lanes) if lanes.any() else ()
             self._apply(record, chunk, clean, lanes)
-            self._condition.notify_all()
+            self._waiting.wake()
             return InsertResult(
-                InsertStatus.APPLIED, "", chunk.sequence + 1, quarantined_lanes=np.flatnonzero(lanes).astype(np.int64)
+                InsertStatus.APPLIED,
+                "",
+                chunk.sequence + 1,
+                quarantined_lanes=np.flatnonzero(lanes).astype(np.int64),
+                sick_lanes=sick,
             )
 
-    def _why_refused(self, chunk: Chunk) -> str:
-        rows = chunk.flags.size + len(chunk.final)
-        if rows > self.settings.capacity:
-            return f"the chunk has {rows} rows and the table only {self.settings.capacity}; send smaller chunks"
-        if self.settings.samples_per_insert > 0.0 and chunk.num_valid > self.settings.max_chunk_steps:
-            return (
-                f"the chunk has {chunk.num_valid} steps; with samples_per_insert set, the rate limiter was made for at "
-                f"most max_chunk_steps {self.settings.max_chunk_steps}; send smaller chunks or raise max_chunk_steps"
-            )
-        return ""
+    def _sick_lanes(self, record: ActorRecord, chunk: Chunk, lanes: npt.NDArray[np.bool_]) -> List[SickLane]:
+        group = self._admission.group_of(record, chunk)
+        open_keys = group.open_keys
+        if chunk.first_step != group.next_step:  # steps are missing: those before them did not lead here
+            open_keys = np.full_like(open_keys, -1)
+        return [
+            describe_sick(self.store.ring, record.name, record.incarnation, chunk, int(lane), open_keys[:, lane])
+            for lane in np.flatnonzero(lanes)[:MAX_SICK_LANES]
+        ]
 
     def _wait_to_insert(self, actor: str, num_steps: int, max_wait_s: float) -> Optional[InsertResult]:
         """Wait for the limiter; None: go on."""
 
         def reason() -> str:
-            if self._limiter.can_insert(num_steps, self.store.num_items):
+            if self._limiter.can_insert(num_steps, self.store.stock()):
                 return ""
             return self._limiter.why_no_insert(num_steps)
 
-        if reason() and self._waiting.count("Insert") >= self.settings.max_waiting_inserts:
-            crowd = f"{self.settings.max_waiting_inserts} other inserts wait already, since {reason()}"
-            return InsertResult(InsertStatus.BLOCKED, crowd, 0, RETRY_AFTER_S)
-        why = self._waiting.wait(actor, "Insert", reason, max_wait_s)
+        if num_steps == 0:
+            return None
+        began_s = self._clock()
+        why = self._waiting.wait(actor, "Insert", reason, max_wait_s, self.settings.max_waiting_inserts)
         if not why:
             return None
-        return InsertResult(InsertStatus.BLOCKED, why, 0, 0.0 if max_wait_s > RETRY_AFTER_S else RETRY_AFTER_S)
+        waited = self._clock() - began_s > RETRY_AFTER_S
+        return InsertResult(InsertStatus.BLOCKED, why, 0, 0.0 if waited else RETRY_AFTER_S)
 
     def _apply(self, record: ActorRecord, chunk: Chunk, clean: Chunk, lanes: npt.NDArray[np.bool_]) -> None:
         group = self._admission.group_of(record, chunk)
         follows_gap = chunk.first_step != group.next_step
-        items_before = self.store.num_items
+        stock_before = self.store.stock()
         if chunk.num_steps > 0:
             intake = Intake(
                 quarantined=lanes,
@@ -190,7 +204,7 @@ class Table:
             group.open_keys = self.store.insert(clean, group.open_keys, intake)
         elif follows_gap:
             self._close(group)
-        self._limiter.insert(clean.num_valid, items_before, self.store.num_items)
+        self._limiter.insert(clean.num_valid, stock_before, self.store.stock())
         self._admission.acknowledge(record, group, chunk)
 
     # Sampling
@@ -216,25 +230,24 @@ class Table:
         num_drawn = num_batches * batch_size
 
         def reason() -> str:
-            if self._limiter.can_sample(num_drawn, self.store.num_items):
-                return ""
-            return self._limiter.why_no_sample(num_drawn, self.store.num_items)
+            stock = self.store.stock()
+            return "" if self._limiter.can_sample(num_drawn, stock) else self._limiter.why_no_sample(num_drawn, stock)
 
         with self._condition:
             why = self._waiting.wait(waiter, "Sample", reason, max_wait_s)
-            total, num_items = self.store.tree.total, self.store.num_items
+            total, num_items = self.store.sampler.priority_mass, self.store.num_items
             mass_log2 = math.log2(total) if total > 0.0 else -math.inf
             if why:
                 return SampleResult(SampleStatus.WAITING, why, [], [], [], mass_log2, num_items)
             draw = self.store.draw(self._rng, num_batches, batch_size)
             self._limiter.sample(num_drawn)
             now_s = self._clock()
-            self._condition.notify_all()
+            self._waiting.wake()
         ages_s = [(now_s - inserted_s).astype(np.float32) for inserted_s in draw.inserted_s]
         return SampleResult(SampleStatus.OK, "", draw.batches, ages_s, draw.bootstrap_keys, mass_log2, num_items)
 
     def update_priorities(self, keys: npt.NDArray[np.int64], td_error: npt.NDArray[np.float64]) -> PriorityOutcome:
-        """Set p = |td_error| + 1e-6 for the items `keys` <int64>[N]; each gets an answer, none can do harm.
+        """Set |td_error| + 1e-6, which p is made of, for `keys` <int64>[N]; each gets an answer, none can do harm.
 
         Raises:
             ValueError: the two differ in shape; nothing was changed.
@@ -242,6 +255,8 @@ class Table:
         with self._condition:
             outcome = self.store.update_priorities(keys, td_error)
             self._clamped_priorities += outcome.clamped
+            for name in self._updates:
+                self._updates[name] += getattr(outcome, name)
             return outcome
 
     # Actors and the chief
@@ -267,7 +282,7 @@ class Table:
     def _close_record(self, record: ActorRecord) -> None:
         for group in record.groups.values():
             self._close(group)
-        self._condition.notify_all()
+        self._waiting.wake()
 
     def _close(self, group: LaneGroup) -> None:
         self.store.close(group.open_keys)
@@ -276,13 +291,12 @@ class Table:
     def set_newest(self, version: int, updates: int) -> None:
         """Note the chief's newest version and its updates; an older one than known changes nothing."""
         with self._condition:
-            if version > self._newest_version:
-                self._newest_version, self._newest_updates = version, updates
+            self.store.sampler.note_version(version, updates)
 
     @property
     def newest_version(self) -> int:
         """The chief's newest version, as far as it was told."""
-        return self._newest_version
+        return self._history.newest_version
 
     def interrupt(self, reason: str = "the replay is stopping") -> None:
         """Wake every waiting call with `reason`; from now on nobody waits."""
@@ -304,6 +318,13 @@ class Table:
                 discount=settings.discount,
                 steps=replace(self.store.counters),
                 clamped_priorities=self._clamped_priorities,
+                sampling=SamplingInfo(
+                    updates=dict(self._updates),
+                    exhausted_items=self.store.sampler.exhausted_total,
+                    freshness_rebases=self.store.sampler.num_rebases,
+                    num_exhausted=self.store.sampler.num_exhausted,
+                ),
+                refused_chunks=dict(self._refused_chunks),
                 limiter=RateLimiterState(
                     samples_per_insert=limiter.samples_per_insert,
                     error_buffer=limiter.error_buffer,
@@ -312,7 +333,7 @@ class Table:
                     sampled_items=limiter.sampled,
                     insert_blocked=self._waiting.count("Insert") > 0,
                     sample_blocked=self._waiting.count("Sample") > 0,
-                    explanation=limiter.explain(self.store.num_items),
+                    explanation=limiter.explain(self.store.stock()),
                 ),
                 waiters=self._waiting.waiters(),
                 actors=[
@@ -326,8 +347,8 @@ class Table:
                     )
                     for record in self._admission.actors.values()
                 ],
-                newest_version=self._newest_version,
-                newest_updates=self._newest_updates,
+                newest_version=self._history.newest_version,
+                newest_updates=self._history.newest_updates,
             )
 
     def inspect(self, order: InspectOrder, max_items: int, actor: str = "") -> List[InspectedItem]:
@@ -354,7 +375,7 @@ class Table:
     def histograms(self) -> List[Histogram]:
         """How the items spread by priority, age, versions behind the newest, and draws."""
         with self._condition:
-            return histograms(self.store.ring, self._clock(), self._newest_version)
+            return histograms(self.store.ring, self._clock(), self.newest_version)
 
     def check_valid(self) -> Optional[str]:
         """What is wrong with the table, or None. Looks at every row."""

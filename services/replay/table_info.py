@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,8 @@ from services.common.batch import Batch
 from services.common.chunk import ActorCounters
 from services.replay.admission import InsertStatus
 from services.replay.item_store import StepCounters
+from services.replay.quarantine import SickLane
+from services.replay.sampler import SamplerSettings
 
 
 @dataclass(frozen=True)
@@ -22,14 +24,16 @@ class TableSettings:
     capacity: int  # rows, final observations included
     n_step: int = 3
     discount: float = 0.99
-    priority_exponent: float = 0.6  # 0: uniform
+    sampling: SamplerSettings = field(default_factory=SamplerSettings)
     samples_per_insert: float = 0.0  # 0: unlimited
     error_buffer: float = 0.0  # samples that either side may run ahead
     min_size_to_sample: int = 1  # items
+    max_open_steps: int = 0  # steps whose windows are open at once, as far as that is known before
     max_chunk_steps: int = 4096  # transitions of one insert, counted only if samples_per_insert is set
     max_batch_size: int = 1024  # items
     max_num_batches: int = 8  # of one sample call
     max_waiting_inserts: int = 64  # further ones are turned away at once
+    max_version_lead: int = 10_000  # versions that a step may be ahead of the newest that was heard of
     max_actor_silence_s: float = 60.0  # after it an actor's open windows are closed
     seed: int = 0
 
@@ -43,6 +47,7 @@ class InsertResult:
     next_sequence: int  # what the lane group should send next
     retry_after_s: float = 0.0  # with BLOCKED
     quarantined_lanes: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    sick_lanes: Sequence[SickLane] = ()  # what is known of the first of them
 
 
 class SampleStatus(enum.IntEnum):
@@ -102,6 +107,16 @@ class ActorInfo:
 
 
 @dataclass(frozen=True)
+class SamplingInfo:
+    """What the sampler did, in counts since the table was made."""
+
+    updates: Dict[str, int]  # priorities by what became of them: applied, stale, rejected, superseded
+    exhausted_items: int  # that left the sampler after max_times_sampled draws
+    freshness_rebases: int
+    num_exhausted: int  # of these, now in the ring
+
+
+@dataclass(frozen=True)
 class TableInfo:
     """Everything a person asks of a table."""
 
@@ -112,6 +127,8 @@ class TableInfo:
     discount: float
     steps: StepCounters
     clamped_priorities: int  # updates whose p had to be brought into its range
+    sampling: SamplingInfo
+    refused_chunks: Dict[str, int]  # by reason
     limiter: RateLimiterState
     waiters: List[WaiterInfo]
     actors: List[ActorInfo]

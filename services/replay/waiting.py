@@ -1,13 +1,15 @@
-"""Waiting: calls that are held back, for how long and why, on the table's one condition."""
+"""Waiting: calls that are held back, for how long and why; first come, first served."""
 
 from __future__ import annotations
 
+import math
 import threading
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Callable, Iterator, List
+from typing import Callable, Dict, List, Tuple
 
 from services.replay.table_info import WaiterInfo
+
+Place = Tuple[int, int]  # (round, ticket): lower goes first
 
 
 @dataclass
@@ -16,53 +18,117 @@ class _Waiter:
     call: str
     since_s: float
     reason: str
+    place: Place
+    woken: threading.Condition
+    displaced: bool = False
 
 
 class WaitingRoom:
-    """The calls that wait. Every method is called with the condition's lock held."""
+    """The calls that wait, one line for each kind of call. Every method is called with the lock held.
 
-    def __init__(self, condition: threading.Condition, clock: Callable[[], float]) -> None:
-        self._condition = condition
+    Nobody overtakes: only the first of a line may go on, and who comes while others wait stands behind them. A peer
+    with several calls in a line stands in one round with the first and a round later with each further one, so that it
+    holds nobody up. A peer that had to leave without success (its time was over, the room was full) keeps its place for
+    its next try.
+    """
+
+    def __init__(self, lock: threading.RLock, clock: Callable[[], float]) -> None:
+        self._lock = lock
         self._clock = clock
-        self._waiters: List[_Waiter] = []
+        self._lines: Dict[str, List[_Waiter]] = {}
+        self._kept: Dict[Tuple[str, str], Place] = {}  # of those who left without success, by call and peer
+        self._tickets = 0
         self._interruption = ""  # why nobody may wait any more; empty while all is well
 
     def count(self, call: str) -> int:
         """How many calls of this kind wait."""
-        return sum(waiter.call == call for waiter in self._waiters)
+        return len(self._lines.get(call, ()))
 
-    def wait(self, peer_name: str, call: str, reason: Callable[[], str], max_wait_s: float) -> str:
-        """Wait until `reason` gives an empty string; returns "" then, and else the sentence why not."""
+    def wait(
+        self, peer_name: str, call: str, reason: Callable[[], str], max_wait_s: float, room: float = math.inf
+    ) -> str:
+        """Wait until it is this call's turn and `reason` gives an empty string.
+
+        Args:
+            peer_name: of the caller.
+            call: its kind.
+            reason: one sentence why a call of this kind cannot go on, or nothing if it can.
+            max_wait_s: how long to wait.
+            room: calls of this kind that may wait at once.
+
+        Returns:
+            "" when the call may go on, and else the sentence why not.
+        """
+        line = self._lines.setdefault(call, [])
         why = reason()
-        if not why:
+        if not line and not why:
+            self._kept.pop((call, peer_name), None)
             return ""
-        deadline_s = self._clock() + max_wait_s
-        with self._waiting(peer_name, call, why) as waiter:
-            while not self._interruption:
-                left_s = deadline_s - self._clock()
-                if left_s <= 0.0:
-                    return waiter.reason
-                in_time = self._condition.wait(left_s)
-                waiter.reason = reason()
-                if not waiter.reason or not in_time:
-                    return waiter.reason
-        return self._interruption
-
-    @contextmanager
-    def _waiting(self, peer_name: str, call: str, why: str) -> Iterator[_Waiter]:
-        waiter = _Waiter(peer_name, call, self._clock(), why)
-        self._waiters.append(waiter)
+        place = self._place(line, call, peer_name)
+        waiter = _Waiter(peer_name, call, self._clock(), why, place, threading.Condition(self._lock))
+        standing = [other for other in line if not other.displaced]
+        if len(standing) >= room:
+            if not standing or standing[-1].place < place:
+                self._kept[call, peer_name] = place
+                return f"{room} other {call.lower()}s wait already, since {why or line[0].reason}"
+            # The last of a full line leaves for one who came before it and was turned away then.
+            standing[-1].displaced = True
+            standing[-1].woken.notify()
+        line.append(waiter)
+        line.sort(key=lambda other: other.place)
         try:
-            yield waiter
+            if self._stay(line, waiter, reason, max_wait_s):
+                return ""
+            self._kept[call, peer_name] = min(place, self._kept.get((call, peer_name), place))
+            return self._interruption or waiter.reason
         finally:
-            self._waiters = [other for other in self._waiters if other is not waiter]
+            line.remove(waiter)
+            self._wake_first(line)
+
+    def _place(self, line: List[_Waiter], call: str, peer_name: str) -> Place:
+        kept = self._kept.pop((call, peer_name), None)
+        if kept is not None:
+            return kept
+        self._tickets += 1
+        own = [other.place[0] for other in line if other.peer_name == peer_name]
+        first = line[0].place[0] if line else 0
+        return (max(own) + 1 if own else first, self._tickets)
+
+    def _stay(self, line: List[_Waiter], waiter: _Waiter, reason: Callable[[], str], max_wait_s: float) -> bool:
+        """Whether the waiter's turn came."""
+        deadline_s = self._clock() + max_wait_s
+        while True:
+            why = reason()
+            if line[0] is waiter and not why:
+                return True
+            if line[0] is not waiter:
+                why = f"{line.index(waiter)} calls came before it: {why or line[0].reason}"
+            waiter.reason = why
+            left_s = deadline_s - self._clock()
+            if self._interruption or waiter.displaced or left_s <= 0.0:
+                return False
+            waiter.woken.wait(left_s)
+
+    @staticmethod
+    def _wake_first(line: List[_Waiter]) -> None:
+        if line:
+            line[0].woken.notify()
+
+    def wake(self) -> None:
+        """Let the first of each line look again: something has changed."""
+        for line in self._lines.values():
+            self._wake_first(line)
 
     def interrupt(self, reason: str) -> None:
         """Wake every waiting call with `reason`; from now on nobody waits."""
         self._interruption = reason
-        self._condition.notify_all()
+        for line in self._lines.values():
+            for waiter in line:
+                waiter.woken.notify()
 
     def waiters(self) -> List[WaiterInfo]:
-        """Who waits, the longest first."""
+        """Who waits, those who are next first."""
         now_s = self._clock()
-        return [WaiterInfo(w.peer_name, w.call, now_s - w.since_s, w.reason) for w in self._waiters]
+        return [
+            WaiterInfo(w.peer_name, w.call, now_s - w.since_s, w.reason) for line in self._lines.values() for w in line
+        ]

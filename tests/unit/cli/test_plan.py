@@ -35,6 +35,11 @@ def test_every_command_is_one_that_its_config_takes():
         assert getattr(loaded.config, spec.role).metrics_port == ENDPOINTS.metrics[spec.name]
 
 
+def test_quarantine_dumps_go_to_the_run_unless_another_folder_was_chosen():
+    assert load(None, plan()[0].command[4:]).config.replay.dump_dir == "runs/a/quarantine"
+    assert "--replay.dump_dir" not in plan("--replay.dump_dir", "/elsewhere")[0].command
+
+
 def test_actors_have_an_index_and_a_name():
     actors = [load(None, spec.command[4:]).config.actor for spec in plan() if spec.role == "actor"]
     assert [(actor.index, actor.name) for actor in actors] == [(0, "actor-0"), (1, "actor-1")]

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from services.replay.item_store import Intake, ItemStore, StepCounters
+from services.replay.sampler import SamplerSettings
 
 
 def _store(schema: Any, **changes: Any) -> ItemStore:
-    values = {"capacity": 64, "n_step": 3, "discount": 0.5, "priority_exponent": 0.6}
+    values = {"capacity": 64, "n_step": 3, "discount": 0.5, "sampling": SamplerSettings()}
     return ItemStore(schema=schema, **{**values, **changes})
 
 
@@ -27,7 +28,6 @@ def _insert(store: ItemStore, chunk: Any, keys: Any = None, *, follows_gap: bool
         ({"n_step": 0}, "n_step is 0"),
         ({"discount": 1.5}, "discount is 1.5"),
         ({"discount": float("nan")}, "discount is nan"),
-        ({"priority_exponent": -0.1}, "priority_exponent is -0.1"),
         ({"capacity": 0}, "capacity is 0"),
     ],
 )
@@ -95,7 +95,7 @@ def test_bad_updates_harm_nobody_and_draws_follow_the_priorities_after_repair(sc
     assert answer.outcome.tolist() == [3, 3, 1, 3, 1, 1, 1, 3, 1, 1]
     assert (answer.applied, answer.rejected, answer.stale, answer.superseded, answer.clamped) == (6, 4, 0, 0, 1)
     assert store.check_valid() is None
-    assert store.tree.total == pytest.approx(store.tree.leaves(np.arange(64)).sum())
+    assert store.sampler.tree.total == pytest.approx(store.sampler.tree.leaves(np.arange(64)).sum())
     td_error = 0.5 * np.arange(1.0, 11.0)
     store.update_priorities(keys, td_error)
     rng = np.random.default_rng(1)
@@ -152,7 +152,7 @@ def test_a_draw_copies_the_right_rows_and_counts_itself(schema: Any, make_chunk:
 
 
 def test_with_exponent_zero_draws_are_uniform(schema: Any, make_chunk: Any) -> None:
-    store = _store(schema, n_step=1, priority_exponent=0.0)
+    store = _store(schema, n_step=1, sampling=SamplerSettings(priority_exponent=0.0))
     _insert(store, make_chunk(T=9, B=1))
     store.update_priorities(np.arange(8), 1000.0 * np.arange(8.0))
     batch = store.draw(np.random.default_rng(0), 1, 8).batches[0]

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.replay.quarantine import non_finite_lanes, without_lanes
+from services.replay.quarantine import MAX_STEPS, describe_sick, non_finite_lanes, without_lanes
+from services.replay.ring import Ring
 
 BAD = [np.nan, np.inf, -np.inf]
 
@@ -58,3 +59,34 @@ def test_junk_of_a_reset_row_is_no_illness(make_chunk: Any) -> None:
 
 def test_absent_critics_are_no_illness(make_chunk: Any) -> None:
     assert not non_finite_lanes(make_chunk(q_taken=np.nan, value=np.nan)).any()
+
+
+NONE_OPEN = np.full(3, -1, np.int64)
+
+
+def test_a_sick_lane_is_described_up_to_its_first_bad_step(schema: Any, make_chunk: Any) -> None:
+    chunk = make_chunk(T=6, B=3, sequence=4, first_step=20, time_outs=[(1, 2)])
+    chunk.policy_version[:] = np.arange(6)
+    chunk.reward[3, 2] = np.nan
+    chunk.action[3, 2] = np.inf
+    chunk.observation["policy"][5, 2] = np.nan
+    lane = describe_sick(Ring(64, schema), "a", 11, chunk, 2, NONE_OPEN)
+    assert (lane.actor, lane.incarnation, lane.lane, lane.sequence) == ("a", 11, 2, 4)
+    assert (lane.step, lane.policy_version, lane.bad_columns) == (23, 3, ("action", "reward"))
+    assert lane.columns["observation.policy"].tolist() == [[20, 2], [21, 2], [22, 2], [23, 2]]
+    assert lane.columns["policy_version"].tolist() == [0, 1, 2, 3]
+    assert np.isnan(lane.columns["reward"][-1])
+    assert np.isfinite(lane.columns["reward"][:-1]).all()
+    assert len(lane.columns["final.observation.policy"]) == 0
+    chunk.final.observation["policy"][:] = np.nan
+    lane = describe_sick(Ring(64, schema), "a", 11, chunk, 2, NONE_OPEN)
+    assert (lane.step, lane.bad_columns) == (21, ("final.observation.policy",))
+    assert np.isnan(lane.columns["final.observation.policy"]).all()
+
+
+def test_a_long_chunk_is_described_by_its_last_good_steps(schema: Any, make_chunk: Any) -> None:
+    chunk = make_chunk(T=200, B=1)
+    chunk.reward[150, 0] = np.nan
+    lane = describe_sick(Ring(64, schema), "a", 11, chunk, 0, NONE_OPEN)
+    assert {len(column) for name, column in lane.columns.items() if not name.startswith("final.")} == {MAX_STEPS}
+    assert lane.columns["observation.policy"][-1].tolist() == [150, 0]

@@ -122,6 +122,17 @@ def test_draws_are_in_proportion_and_cover_each_stratum() -> None:
     assert np.abs((counts - expected)[drawable] / np.sqrt(expected[drawable])).max() < 4.5
 
 
+@pytest.mark.parametrize("exponent", [0, -1, -64, -5000])
+def test_scaling_is_exact_and_keeps_what_is_above_zero(exponent: int) -> None:
+    rng = np.random.default_rng(0)
+    tree, leaves = SumTree(50), np.where(rng.random(50) < 0.3, 0.0, 10.0 ** rng.uniform(-10, 10, 50))
+    tree.set(np.arange(50), leaves)
+    tree.scale(exponent, 1e-20)
+    expected = np.where(leaves > 0.0, np.maximum(np.ldexp(leaves, exponent), 1e-20), 0.0)
+    np.testing.assert_array_equal(tree.leaves(np.arange(50)), expected)
+    assert tree.check_valid() is None
+
+
 def test_no_capacity_is_refused() -> None:
     with pytest.raises(ValueError, match="capacity is 0"):
         SumTree(0)

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from services.replay.inspection import InspectOrder
+from services.replay.sampler import SamplerSettings
 from services.replay.table import InsertStatus, SampleStatus, Table
 
 LIMITED = {"samples_per_insert": 2.0, "error_buffer": 64.0, "min_size_to_sample": 4, "max_chunk_steps": 8, "n_step": 1}
@@ -128,6 +129,99 @@ def test_a_sick_lane_is_cut_and_the_others_go_on(make_table: Any, make_chunk: An
     table.insert("a", 1, make_chunk(sequence=2), max_wait_s=0.0)
     assert _steps(table).items == 8 + 4 + 1
     assert np.isfinite(table.store.ring.observation["policy"]).all()
+
+
+def test_a_sick_lane_is_described_with_the_steps_before_its_chunk(make_table: Any, make_chunk: Any) -> None:
+    table = make_table()
+    assert table.insert("a", 1, make_chunk(sequence=0), max_wait_s=0.0).sick_lanes == ()
+    chunk = make_chunk(sequence=1)
+    chunk.reward[1, 1] = np.nan
+    [lane] = table.insert("a", 1, chunk, max_wait_s=0.0).sick_lanes
+    assert (lane.lane, lane.step, lane.bad_columns, lane.policy_version) == (1, 5, ("reward",), 7)
+    assert lane.columns["observation.policy"].tolist() == [[1, 1], [2, 1], [3, 1], [4, 1], [5, 1]]
+    assert table.insert("a", 1, chunk, max_wait_s=0.0).sick_lanes == ()  # a resend
+    late = make_chunk(sequence=2, first_step=9)
+    late.reward[1, 0] = np.nan
+    [lane] = table.insert("a", 1, late, max_wait_s=0.0).sick_lanes
+    assert lane.columns["observation.policy"].tolist() == [[9, 0], [10, 0]]  # step 8 is missing
+    many = make_chunk(T=2, B=20)
+    many.reward[:] = np.nan
+    answer = table.insert("b", 1, many, max_wait_s=0.0)
+    assert (len(answer.quarantined_lanes), len(answer.sick_lanes)) == (20, 8)
+
+
+def test_refusals_and_outcomes_are_counted_by_reason(make_table: Any, make_chunk: Any, feed: Any) -> None:
+    table = make_table(max_version_lead=10)
+    feed(table, 2)
+    table.set_newest(5, 50)
+    chunk = make_chunk(sequence=2)
+    chunk.policy_version[:] = 16
+    answer = table.insert("a", 1, chunk, max_wait_s=0.0)
+    assert (answer.status, answer.next_sequence) == (InsertStatus.REFUSED, 2)
+    table.insert("a", 1, make_chunk(T=33, B=2, sequence=2), max_wait_s=0.0)
+    assert table.info().refused_chunks == {"version_ahead": 1, "too_large": 1}
+    table.update_priorities(np.array([0, 0, 1, 2, 99]), np.array([1.0, 2.0, np.nan, 3.0, 1.0]))
+    assert table.info().sampling.updates == {"applied": 2, "stale": 1, "rejected": 1, "superseded": 1}
+
+
+def test_a_queue_is_on_policy_and_never_deadlocks(make_table: Any, make_chunk: Any) -> None:
+    table = make_table(
+        **{**LIMITED, "samples_per_insert": 1.0, "error_buffer": 16.0, "min_size_to_sample": 1},
+        sampling=SamplerSettings(selector="fifo", max_times_sampled=1),
+        max_num_batches=1,
+    )
+    seen: List[int] = []
+    sequence, stalls = 0, 0
+    while len(seen) < 2000 and stalls < 3:
+        inserted = table.insert("a", 1, make_chunk(sequence=sequence), max_wait_s=0.0).status is InsertStatus.APPLIED
+        sequence += inserted
+        result = table.sample(1, 16, max_wait_s=0.0)
+        stalls = 0 if inserted or result.status is SampleStatus.OK else stalls + 1
+        for batch in result.batches:
+            seen += batch.keys.tolist()
+        assert table.check_valid() is None
+    assert stalls == 0
+    assert len(set(seen)) == len(seen) >= 2000
+    # A lane's last step becomes an item with the chunk after: only by these two is the order not that of the keys.
+    assert max(abs(i - key) for i, key in enumerate(seen)) <= 2
+    info = table.info()
+    assert info.sampling.exhausted_items == len(seen)
+    waiting = table.sample(1, 16, max_wait_s=0.0)
+    assert waiting.status is SampleStatus.OK or "actors must insert" in waiting.reason
+
+
+def test_every_blocked_actor_has_its_turn(make_table: Any, make_chunk: Any) -> None:
+    table = make_table(clock=time.monotonic, **LIMITED, max_waiting_inserts=2)
+    names, stop = "abcde", threading.Event()
+
+    def act(name: str) -> None:
+        sequence = 0
+        while not stop.is_set():
+            answer = table.insert(name, 1, make_chunk(sequence=sequence), max_wait_s=0.1)
+            sequence += answer.status is InsertStatus.APPLIED
+            if answer.status is not InsertStatus.APPLIED:
+                time.sleep(0.002)
+
+    threads = [threading.Thread(target=act, args=(name,)) for name in names]
+    for thread in threads:
+        thread.start()
+    _until(
+        lambda: (
+            table.sample(1, 16, max_wait_s=1.0).status is SampleStatus.OK and table.info().limiter.sampled_items > 3000
+        )
+    )
+    stop.set()
+    for thread in threads:
+        thread.join(10.0)
+    steps = [actor.acknowledged_steps for actor in table.info().actors]
+    assert len(steps) == 5
+    assert min(steps) > 0.5 * max(steps)
+
+
+def test_an_introduction_waits_for_nobody(make_table: Any, make_chunk: Any, feed: Any) -> None:
+    table = make_table(**LIMITED)
+    assert feed(table, 5)[-1] == InsertStatus.BLOCKED
+    assert table.insert("b", 1, make_chunk(T=0), max_wait_s=0.0).status is InsertStatus.APPLIED
 
 
 def test_chunks_that_cannot_fit_are_refused(make_table: Any, make_chunk: Any) -> None:

@@ -1,0 +1,103 @@
+"""Quarantine dumps: what led to a value that is not finite, as a file that a person can load and step through again."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Tuple
+
+from services.common.errors import UserError
+from services.common.files import write_atomically
+from services.common.log import Log
+from services.common.sealed import seal, unseal
+from services.replay.quarantine import SickLane
+
+PREFIX, SUFFIX = "quarantine-", ".safetensors"
+
+
+class QuarantineDump:
+    """Writes sick lanes into a folder that stays bounded: the oldest files make room.
+
+    Nothing that goes wrong here reaches the caller: it is counted and logged, and the replay goes on.
+    """
+
+    def __init__(
+        self, folder: Path, *, max_files: int, max_bytes: int, log: Log, now_s: Callable[[], float] = time.time
+    ) -> None:
+        """Make the dump; its folder is made with the first file.
+
+        Args:
+            folder: for the files; other files in it are left alone.
+            max_files: that are kept.
+            max_bytes: of all files that are kept.
+            log: hears of files and of failures.
+            now_s: wall clock, seconds since 1970.
+        """
+        if max_files < 1 or max_bytes < 1:
+            raise ValueError(f"max_files is {max_files} and max_bytes {max_bytes}; each must be at least 1")
+        self._folder = folder
+        self._max_files = max_files
+        self._max_bytes = max_bytes
+        self._log = log
+        self._now_s = now_s
+        self._lock = threading.Lock()
+        self.written = 0
+        self.failed = 0
+
+    def write(self, lane: SickLane) -> None:
+        """Write one sick lane."""
+        with self._lock:
+            self._write(lane)
+
+    def _write(self, lane: SickLane) -> None:
+        now_s = self._now_s()
+        actor = re.sub(r"[^A-Za-z0-9_-]", "_", lane.actor)[:64]  # whatever a peer calls itself names no other folder
+        name = f"{PREFIX}{actor}-{int(now_s * 1000)}-{lane.lane_group}-{lane.lane}{SUFFIX}"
+        facts = {key: value for key, value in asdict(lane).items() if key != "columns"}
+        try:
+            data = seal(lane.columns, {**facts, "written_at_s": now_s})
+            self._folder.mkdir(mode=0o750, parents=True, exist_ok=True)
+            self._make_room(len(data))
+            write_atomically(self._folder / name, data)
+        except (OSError, UserError) as error:
+            self.failed += 1
+            self._log.warning(
+                "a quarantined lane could not be written", actor=lane.actor, lane=lane.lane, reason=str(error)
+            )
+            return
+        self.written += 1
+        self._log.info(
+            "a quarantined lane is written", file=str(self._folder / name), columns=",".join(lane.bad_columns)
+        )
+
+    def _make_room(self, size_bytes: int) -> None:
+        if size_bytes > self._max_bytes:
+            raise UserError(f"it takes {size_bytes} bytes, and all dumps together may take {self._max_bytes}")
+        files: List[Tuple[int, Path, int]] = []
+        for path in self._folder.glob(f"{PREFIX}*{SUFFIX}"):
+            status = path.stat()
+            files.append((status.st_mtime_ns, path, status.st_size))
+        files.sort()
+        kept = sum(size for _, _, size in files)
+        while files and (len(files) >= self._max_files or kept + size_bytes > self._max_bytes):
+            _, path, size = files.pop(0)
+            path.unlink()
+            kept -= size
+
+
+def load_dump(path: Path) -> SickLane:
+    """Read a dump back.
+
+    Raises:
+        ValueError: it is damaged, or no dump; the message names the file.
+    """
+    try:
+        columns, facts = unseal(path)
+        known: Dict[str, Any] = {name: facts[name] for name in SickLane.__dataclass_fields__ if name != "columns"}
+    except (ValueError, KeyError) as error:
+        raise ValueError(f"{str(path)!r} is no quarantine dump that can be read: {error}") from None
+    known["bad_columns"] = tuple(known["bad_columns"])
+    return SickLane(columns=columns, **known)

@@ -1,0 +1,336 @@
+"""The sampler: which items are drawn; it derives the leaves from the ring's columns, and keeps those up to date."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import List, Optional
+
+import numpy as np
+import numpy.typing as npt
+
+from services.replay.freshness import MIN_LEAF, Freshness
+from services.replay.item_queue import ItemQueue
+from services.replay.items import StepOutcome
+from services.replay.priorities import (
+    LargestPriority,
+    PriorityOutcome,
+    UpdateOutcome,
+    judge_updates,
+    leaf_of,
+    priority_of,
+)
+from services.replay.priority_rule import make_rule
+from services.replay.ring import Ring
+from services.replay.sum_tree import SumTree
+from services.replay.version_history import VersionHistory
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+SELECTORS = ("prioritized", "uniform", "fifo")
+
+
+@dataclass(frozen=True)
+class SamplerSettings:
+    """How items are chosen."""
+
+    selector: str = "prioritized"
+    priority_exponent: float = 0.6  # alpha
+    priority_rule: str = "td_error"
+    td_weight: float = 0.7  # of td_error_visits
+    freshness_half_life_updates: float = 0.0  # 0: off
+    max_times_sampled: int = 0  # 0: unlimited
+
+    def __post_init__(self) -> None:
+        if self.selector not in SELECTORS:
+            raise ValueError(f"selector is {self.selector!r}; it must be one of {', '.join(SELECTORS)}")
+        if not 0.0 <= self.priority_exponent <= 4.0:
+            raise ValueError(
+                f"priority_exponent is {self.priority_exponent}; it must lie in [0, 4] (0 draws uniformly)"
+            )
+        if self.max_times_sampled < 0:
+            raise ValueError(f"max_times_sampled is {self.max_times_sampled}; it must be at least 0 (unlimited)")
+        if self.selector == "fifo" and self.max_times_sampled == 0:
+            raise ValueError(
+                "selector 'fifo' with max_times_sampled 0 would draw the oldest items for ever; set max_times_sampled "
+                "to at least 1"
+            )
+        if self.selector != "prioritized" and self.priority_rule != "td_error":
+            raise ValueError(
+                f"priority_rule {self.priority_rule!r} has no effect on selector {self.selector!r}; set selector to "
+                f"'prioritized' or priority_rule to 'td_error'"
+            )
+        if self.selector == "fifo" and self.freshness_half_life_updates:
+            raise ValueError(
+                "freshness_half_life_updates has no effect on selector 'fifo', which draws by age alone; set it to 0"
+            )
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Slots that were drawn, batch after batch, M in all."""
+
+    slots: Ints  # [M]
+    probability: Floats  # [M], of one draw, by the priority part alone
+    priority: Floats  # [M], p at the draw
+    times_sampled: Ints  # [M], with this draw
+
+
+class Sampler:
+    """Keeps `priority` and `times_sampled` of the ring, and the trees or the queue that draws are made from.
+
+    An item's leaf is p^alpha * 2^(updates / half life - shift), by its rule's p. With freshness a second tree holds
+    p^alpha, so that the importance weights correct the priority part alone and its sum is exact at any time.
+    """
+
+    def __init__(self, ring: Ring, settings: SamplerSettings, history: VersionHistory) -> None:
+        self.settings = settings
+        self._ring = ring
+        self._history = history
+        self._rule = make_rule(settings.priority_rule, settings.td_weight)
+        self._exponent = settings.priority_exponent if settings.selector == "prioritized" else 0.0
+        self._largest = LargestPriority(ring.priority)
+        half_life = settings.freshness_half_life_updates
+        self._freshness = Freshness(half_life) if half_life else None
+        self.tree = SumTree(ring.capacity)
+        self._part_tree = SumTree(ring.capacity) if self._freshness else self.tree
+        self._updates = np.zeros(ring.capacity if self._freshness else 0, np.float64)
+        self._queue = ItemQueue(ring.capacity, self._is_live) if settings.selector == "fifo" else None
+        self._limit = settings.max_times_sampled
+        self.num_exhausted = 0  # resident items that were drawn max_times_sampled times
+        self.exhausted_total = 0  # ever
+        self.num_rebases = 0
+        self._draws_left = 0
+
+    @property
+    def draws_left(self) -> float:
+        """How many more draws the items stand; infinite without max_times_sampled."""
+        return self._draws_left if self._limit else np.inf
+
+    @property
+    def priority_mass(self) -> float:
+        """Sum of p^alpha over the items that can be drawn."""
+        return self._part_tree.total
+
+    def largest_priority(self) -> float:
+        """The largest resident |TD error| + EPSILON, 1 without items: the first of an item without critics."""
+        return self._largest.value()
+
+    # Items come and go
+
+    def forget(self, slots: Ints) -> None:
+        """Take note that the ring reuses the rows of items at `slots` <int64>[N]; their columns still hold.
+
+        The leaves stay until `admit`, which must follow.
+        """
+        self._largest.touch(slots)
+        if self._limit:
+            left = np.maximum(0, self._limit - self._ring.times_sampled[slots])
+            self._draws_left -= int(left.sum())
+            self.num_exhausted -= int(np.count_nonzero(left == 0))
+
+    def admit(self, evicted: Ints, slots: Ints) -> None:
+        """Drop the leaves of `evicted` <int64>[N] and make the fresh items at `slots` <int64>[M] drawable."""
+        self._largest.touch(slots)
+        self._draws_left += self._limit * len(slots)
+        if self._freshness and len(slots) > 0:
+            updates = self._history.updates_of(self._ring.policy_version[slots])
+            self._updates[slots] = updates
+            doublings = self._freshness.make_room(float(updates.max()))
+            if doublings:
+                self.tree.scale(-doublings, MIN_LEAF)
+                self.num_rebases += 1
+        if self._queue is not None:
+            self._queue.push(self._ring.keys(slots))
+        # Rows that left come first: of a slot given twice the last counts.
+        self._set(np.concatenate((evicted, slots)), np.concatenate((np.zeros(len(evicted)), self._part(slots))))
+
+    def note_version(self, version: int, updates: int) -> None:
+        """Learn that `version` is the chief's newest, after `updates` updates."""
+        if self._history.note(version, updates) and self._freshness:
+            np.minimum(self._updates, float(updates), out=self._updates)
+            self._derive()
+
+    # Draws
+
+    def draw(self, rng: np.random.Generator, num_batches: int, batch_size: int) -> Drawn:
+        """Choose items and count the draws: with replacement, stratified each batch, or the oldest first.
+
+        An item that reaches max_times_sampled leaves at once. The probability is the one before the first draw.
+
+        Raises:
+            ValueError: there is no item, or the items do not stand so many draws.
+        """
+        num_draws = num_batches * batch_size
+        if self._limit and num_draws > self._draws_left:
+            raise ValueError(f"{num_draws} draws were asked for; the items stand {self._draws_left} more")
+        column, total = self._ring.times_sampled, self._part_tree.total
+        if not self._limit:
+            slots = self.tree.draw_stratified(rng, num_batches, batch_size).reshape(-1)
+            before = column[slots]
+            np.add.at(column, slots, 1)
+        else:
+            slots = self._draw_limited(rng, num_batches, batch_size)
+            drawn, place, draws = np.unique(slots, return_inverse=True, return_counts=True)
+            before = column[slots] - draws[place]
+        priority = self._rule.priority(self._ring.priority[slots], before)
+        if self._limit:  # the draws have zeroed leaves on their way
+            part = leaf_of(priority, self._exponent)
+            self._settle_draws(len(slots), drawn)
+        else:
+            part = self._part_tree.leaves(slots)
+            if self._rule.uses_visits:
+                drawn = np.unique(slots)
+                self._set(drawn, self._part(drawn))
+        return Drawn(slots, part / total, priority, before + occurrence(slots))
+
+    def _draw_limited(self, rng: np.random.Generator, num_batches: int, batch_size: int) -> Ints:
+        """Draw so that no item exceeds max_times_sampled, and count it in the column; returns slots <int64>[M]."""
+        if self._queue is not None:
+            return self._draw_oldest(self._queue, num_batches, batch_size)
+        column = self._ring.times_sampled
+        slots = self.tree.draw_stratified(rng, num_batches, batch_size).reshape(-1)
+        pending = np.arange(len(slots))
+        while True:
+            good = column[slots[pending]] + occurrence(slots[pending]) <= self._limit
+            np.add.at(column, slots[pending[good]], 1)
+            pending = pending[~good]
+            if len(pending) == 0:
+                return slots
+            # Each round takes a draw or an item away, so there are few; with the leaves of items that were drawn up
+            # at zero, what is missing falls to the others in proportion.
+            gone = np.unique(slots[pending])
+            self.tree.set(gone, np.zeros(len(gone)))
+            slots[pending] = self.tree.find(rng.random(len(pending)) * self.tree.total)
+
+    def _draw_oldest(self, queue: ItemQueue, num_batches: int, batch_size: int) -> Ints:
+        chosen: List[Ints] = []
+        for _ in range(num_batches):
+            missing = batch_size
+            while missing > 0:  # a batch that is larger than the queue takes its items several times
+                slots = self._ring.slots(queue.oldest(missing))
+                self._ring.times_sampled[slots] += 1
+                chosen.append(slots)
+                missing -= len(slots)
+        return np.concatenate(chosen)
+
+    def _settle_draws(self, num_draws: int, drawn: Ints) -> None:
+        """Count draws that the column holds, and derive the leaves of the items at `drawn`, each named once."""
+        exhausted = int(np.count_nonzero(self._ring.times_sampled[drawn] >= self._limit))
+        self._draws_left -= num_draws
+        self.num_exhausted += exhausted
+        self.exhausted_total += exhausted
+        self._set(drawn, self._part(drawn))
+
+    # Priorities
+
+    def update(self, keys: Ints, td_error: Floats) -> PriorityOutcome:
+        """Apply a batch of updates <int64>[N], <float64>[N] whole, with an answer per item.
+
+        Raises:
+            ValueError: the two differ in shape; nothing was changed.
+        """
+        if keys.ndim != 1 or keys.shape != td_error.shape:
+            raise ValueError(f"keys {list(keys.shape)} and TD errors {list(td_error.shape)} must be of one length")
+        ring = self._ring
+        slots = ring.slots(keys)
+        is_item = ring.is_resident(keys) & (ring.status[slots] == StepOutcome.ITEM)
+        outcome = judge_updates(keys, td_error, is_item)
+        applied = outcome == UpdateOutcome.APPLIED
+        magnitude, clamped = priority_of(td_error[applied])
+        chosen = slots[applied]
+        ring.priority[chosen] = magnitude
+        self._largest.touch(chosen)
+        if self._rule.observe(magnitude):
+            self._derive()
+        elif self._exponent:
+            self._set(chosen, self._part(chosen))
+        counts = np.bincount(outcome, minlength=len(UpdateOutcome) + 1)
+        return PriorityOutcome(
+            outcome=outcome,
+            applied=int(counts[UpdateOutcome.APPLIED]),
+            stale=int(counts[UpdateOutcome.STALE]),
+            rejected=int(counts[UpdateOutcome.REJECTED]),
+            superseded=int(counts[UpdateOutcome.SUPERSEDED]),
+            clamped=int(np.count_nonzero(clamped)),
+        )
+
+    def rebuild(self) -> None:
+        """Derive everything from the ring's columns, as after a restore; queued items come in the order of keys."""
+        ring = self._ring
+        slots = np.flatnonzero(ring.status == StepOutcome.ITEM)
+        self._largest.touch(np.arange(ring.capacity))
+        self._rule.begin(ring.priority[slots])
+        if self._freshness:
+            self._updates[slots] = self._history.updates_of(ring.policy_version[slots])
+        if self._limit:
+            left = np.maximum(0, self._limit - ring.times_sampled[slots])
+            self._draws_left = int(left.sum())
+            self.num_exhausted = int(np.count_nonzero(left == 0))
+        if self._queue is not None:
+            self._queue.clear()
+            self._queue.push(np.sort(ring.keys(slots)))
+        self._derive()
+
+    def _part(self, slots: Ints) -> Floats:
+        """p^alpha of the items at `slots` <int64>[N], 0 where an item may not be drawn any more."""
+        ring = self._ring
+        if not self._limit and not self._rule.uses_visits:
+            return leaf_of(ring.priority[slots], self._exponent)
+        times = ring.times_sampled[slots]
+        part = leaf_of(self._rule.priority(ring.priority[slots], times), self._exponent)
+        if self._limit:
+            part[times >= self._limit] = 0.0
+        return part
+
+    def _set(self, slots: Ints, part: Floats) -> None:
+        self._part_tree.set(slots, part)
+        if self._freshness:
+            self.tree.set(slots, self._freshness.leaves(part, self._updates[slots]))
+
+    def _derive(self) -> None:
+        """Set every leaf by the columns."""
+        slots = np.arange(self._ring.capacity)
+        is_item = self._ring.status == StepOutcome.ITEM
+        if self._freshness:
+            newest = self._updates[is_item]
+            self._freshness.restart(float(newest.max()) if len(newest) > 0 else 0.0)
+        self._set(slots, np.where(is_item, self._part(slots), 0.0))
+
+    def _is_live(self, keys: Ints) -> npt.NDArray[np.bool_]:
+        slots = self._ring.slots(keys)
+        live: npt.NDArray[np.bool_] = self._ring.is_resident(keys) & (self._ring.times_sampled[slots] < self._limit)
+        return live
+
+    def check_valid(self) -> Optional[str]:
+        """What is wrong, or None. Looks at every row."""
+        ring, slots = self._ring, np.arange(self._ring.capacity)
+        is_item = ring.status == StepOutcome.ITEM
+        if (ring.priority[is_item] <= 0.0).any() or ring.priority[~is_item].any():
+            return "an item has no priority, or a row without an item has one"
+        part = np.where(is_item, self._part(slots), 0.0)
+        # Powers of one and the same number may differ in the last digit by their place in an array.
+        if not np.allclose(self._part_tree.leaves(slots), part, rtol=1e-12, atol=0.0):
+            return "a leaf of the sum tree is not the power of its row's priority"
+        if self._freshness:
+            leaves = self._freshness.leaves(part, self._updates)
+            if not np.allclose(self.tree.leaves(slots), leaves, rtol=1e-9, atol=0.0):
+                return "a leaf of the sum tree is not its priority part times its freshness"
+        if self._largest.value(0.0) != ring.priority.max():
+            return "the largest priority is not that of the column"
+        if self._limit:
+            left = np.maximum(0, self._limit - ring.times_sampled[is_item])
+            if self._draws_left != left.sum() or self.num_exhausted != np.count_nonzero(left == 0):
+                return f"the items stand {left.sum()} more draws; {self._draws_left} were counted"
+        return self.tree.check_valid() or self._part_tree.check_valid()
+
+
+def occurrence(values: Ints) -> Ints:
+    """How often each value came up to and with its place, <int64>[N]: 1 for the first."""
+    order = np.argsort(values, kind="stable")
+    ordered = values[order]
+    starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
+    lengths = np.diff(np.append(starts, len(values)))
+    count = np.empty(len(values), np.int64)
+    count[order] = np.arange(len(values)) - np.repeat(starts, lengths) + 1
+    return count

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import pytest
+
+from services.common.config.load import ConfigError, load
+
+REPLAY = "--replay."
+
+
+def _load(flags: str) -> None:
+    load(None, flags.replace(" @", f" {REPLAY}").replace("@", REPLAY, 1).split())
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ("@selector fifo", "would draw the oldest items for ever"),
+        ("@selector uniform @priority_rule td_error_visits", "has no effect with replay.selector = 'uniform'"),
+        (
+            "@selector fifo @max_times_sampled 1 @freshness_half_life_updates 9",
+            "freshness_half_life_updates has no effect",
+        ),
+        (
+            "@max_times_sampled 4 @samples_per_insert 4.5",
+            "at most 4 draws; raise max_times_sampled to at least 5, or lower samples_per_insert to 4",
+        ),
+        (
+            "@max_times_sampled 1 @capacity 2000 @min_size_to_sample 1 --env.lanes 10 --actor.count 2",
+            "draws 1024 items .* 1940 rows without open windows .* only 970 draws; raise the capacity to at least 2108",
+        ),
+        (
+            "@capacity 1000 @min_size_to_sample 761 @n_step 12 --env.lanes 10 --actor.count 2",
+            "can never be reached: .* 1000 rows less the 240 steps whose windows are open",
+        ),
+        ("@freshness_half_life_updates -1", "greater than or equal to 0"),
+        ("@td_weight 1.5", "less than or equal to 1"),
+    ],
+)
+def test_sampling_that_deadlocks_or_has_no_effect_is_refused(flags: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        _load(flags)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "@selector fifo @max_times_sampled 1 @samples_per_insert 1",
+        "@max_times_sampled 5 @samples_per_insert 4.5",
+        "@max_times_sampled 1 @capacity 2108 @min_size_to_sample 1 --env.lanes 10 --actor.count 2",
+        "@capacity 1000 @min_size_to_sample 760 @n_step 12 --env.lanes 10 --actor.count 2",
+        "@selector uniform @freshness_half_life_updates 5000",
+    ],
+)
+def test_sampling_just_on_the_other_side_is_allowed(flags: str) -> None:
+    _load(flags)

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import List
+
+import pytest
+
+from services.common.config.load import load
+from services.common.log import make_log
+from services.replay.__main__ import make_dump, table_settings
+from services.replay.sampler import SamplerSettings
+from services.replay.table import make_limiter
+
+QUEUE = ["--replay.selector", "fifo", "--replay.max_times_sampled", "1"]
+
+
+def test_the_tables_settings_are_those_of_the_run_file() -> None:
+    flags = "--replay.priority_rule td_error_visits --replay.td_weight 0.3 --replay.max_times_sampled 8"
+    flags += " --replay.freshness_half_life_updates 5000 --replay.priority_exponent 0.7 --actor.count 3 --env.lanes 5"
+    settings = table_settings(load(None, flags.split()).config)
+    assert settings.sampling == SamplerSettings("prioritized", 0.7, "td_error_visits", 0.3, 5000.0, 8)
+    assert settings.max_open_steps == 3 * 5 * 3
+
+
+@pytest.mark.parametrize("flags", [[], QUEUE, [*QUEUE, "--replay.samples_per_insert", "1"]])
+def test_what_the_run_file_allows_the_limiter_allows(flags: List[str]) -> None:
+    make_limiter(table_settings(load(None, flags).config))
+
+
+def test_dumps_are_off_unless_there_is_a_folder(tmp_path: Path) -> None:
+    log = make_log(io.StringIO())
+    assert make_dump(load(None).config, log) is None
+    flags = ["--replay.dump_dir", str(tmp_path)]
+    assert make_dump(load(None, flags).config, log) is not None
+    assert make_dump(load(None, [*flags, "--replay.max_dumps", "0"]).config, log) is None

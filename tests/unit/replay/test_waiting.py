@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from typing import Any, Deque, List
+
+import pytest
+
+from services.replay.waiting import WaitingRoom
+
+
+class Gate:
+    """Lets through as many calls as there are tokens, and notes their order."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.room = WaitingRoom(self.lock, time.monotonic)
+        self.tokens = 0
+        self.served: List[str] = []
+        self.turned_away: List[str] = []
+
+    def pass_through(self, name: str, max_wait_s: float = 20.0, room: float = 100) -> str:
+        with self.lock:
+            why = self.room.wait(name, "Insert", lambda: "" if self.tokens else "no token", max_wait_s, room)
+            if not why:
+                self.tokens -= 1
+                self.served.append(name)
+            else:
+                self.turned_away.append(name)
+            return why
+
+    def give(self, tokens: int = 1) -> None:
+        with self.lock:
+            self.tokens += tokens
+            self.room.wake()
+
+    def start(self, name: str, **how: Any) -> threading.Thread:
+        """Begin a call in a thread of its own and return when it waits."""
+        before = self.room.count("Insert")
+        thread = threading.Thread(target=self.pass_through, args=(name,), kwargs=how)
+        thread.start()
+        _until(lambda: self.room.count("Insert") == before + 1)
+        return thread
+
+
+@pytest.fixture
+def gate() -> Gate:
+    return Gate()
+
+
+def _until(condition: Any) -> None:
+    deadline = time.monotonic() + 10.0
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_who_came_first_is_served_first_and_one_token_wakes_one(gate: Gate) -> None:
+    threads = [gate.start(name) for name in "abcde"]
+    reasons = [waiter.reason for waiter in gate.room.waiters()]
+    assert reasons[0] == "no token"
+    assert reasons[3] == "3 calls came before it: no token"
+    for n in range(5):
+        gate.give()
+        _until(lambda n=n: len(gate.served) == n + 1)
+    assert gate.served == list("abcde")
+    for thread in threads:
+        thread.join(10.0)
+    assert gate.room.waiters() == []
+
+
+def test_several_tokens_serve_several_at_once(gate: Gate) -> None:
+    threads = [gate.start(name) for name in "abc"]
+    gate.give(3)
+    for thread in threads:
+        thread.join(10.0)
+    assert gate.served == list("abc")
+
+
+def test_who_comes_later_does_not_overtake(gate: Gate) -> None:
+    thread = gate.start("a")
+    with gate.lock:  # a token is there, but `a` has not seen it yet
+        gate.tokens = 1
+        assert gate.pass_through("b", max_wait_s=0.0) == "1 calls came before it: no token"
+        gate.room.wake()
+    thread.join(10.0)
+    assert gate.served == ["a"]
+
+
+def test_a_peer_with_many_calls_holds_nobody_up(gate: Gate) -> None:
+    threads = [gate.start("many") for _ in range(4)] + [gate.start("one")]
+    gate.give()
+    _until(lambda: len(gate.served) == 1)
+    threads.append(gate.start("one"))
+    gate.give(5)
+    for thread in threads:
+        thread.join(10.0)
+    assert gate.served[:2] == ["many", "one"]
+    assert gate.served[2:4] in (["many", "one"], ["one", "many"])
+    assert gate.served[4:] == ["many", "many"]
+
+
+def test_a_place_is_kept_for_who_left_in_vain(gate: Gate) -> None:
+    assert gate.pass_through("a", max_wait_s=0.0) == "no token"
+    threads = [gate.start("b"), gate.start("a")]
+    gate.give()
+    _until(lambda: len(gate.served) == 1)
+    assert gate.served == ["a"]
+    threads.append(gate.start("a"))  # served once, it stands behind
+    gate.give(2)
+    for thread in threads:
+        thread.join(10.0)
+    assert gate.served == ["a", "b", "a"]
+
+
+def test_a_full_room_turns_away_and_makes_way_for_who_was_turned_away_before(gate: Gate) -> None:
+    first = gate.start("a", room=1)
+    why = gate.pass_through("b", room=1)
+    assert why == "1 other inserts wait already, since no token"
+    gate.give()
+    first.join(10.0)
+    second = gate.start("a", room=1)
+    third = threading.Thread(target=gate.pass_through, args=("b",), kwargs={"room": 1})
+    third.start()  # it came before this call of `a`, and takes its place
+    second.join(10.0)
+    assert gate.turned_away == ["b", "a"]
+    gate.give()
+    third.join(10.0)
+    assert gate.served == ["a", "b"]
+
+
+def test_nobody_starves_in_a_room_that_is_too_small(gate: Gate) -> None:
+    stop = threading.Event()
+
+    def actor(name: str) -> None:
+        while not stop.is_set():
+            if gate.pass_through(name, max_wait_s=0.2, room=2):
+                time.sleep(0.002)
+
+    threads = [threading.Thread(target=actor, args=(name,)) for name in "abcdef"]
+    for thread in threads:
+        thread.start()
+    for n in range(120):
+        gate.give()
+        _until(lambda n=n: len(gate.served) > n)
+    stop.set()
+    for thread in threads:
+        thread.join(10.0)
+    counts = Counter(gate.served[:120])
+    assert min(counts[name] for name in "abcdef") >= 10
+    recent: Deque[str] = deque(maxlen=30)
+    for name in gate.served[:120]:
+        recent.append(name)
+        assert len(recent) < 30 or len(set(recent)) == 6
+
+
+def test_deadlines_and_interruptions_end_a_wait(gate: Gate) -> None:
+    began = time.monotonic()
+    assert gate.pass_through("a", max_wait_s=0.05) == "no token"
+    assert 0.04 < time.monotonic() - began < 5.0
+    threads = [gate.start("a"), gate.start("b")]
+    with gate.lock:
+        gate.room.interrupt("the replay is stopping")
+    for thread in threads:
+        thread.join(10.0)
+    assert gate.room.count("Insert") == 0
+    assert gate.pass_through("c") == "the replay is stopping"
