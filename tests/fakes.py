@@ -137,6 +137,11 @@ class FakeEnv:
         return dict(buffer)
 
 
+def make_env(num_lanes: int, seed: int, *, episode_steps: int = 3) -> FakeEnv:
+    """As a run file names it: `tests.fakes:make_env`."""
+    return FakeEnv(num_lanes, episode_steps=episode_steps)
+
+
 class FakePolicy:
     """Acts with the parameter `policy.bias`; q_taken is 10 + steps, value 20 + steps of the observation."""
 
@@ -241,6 +246,12 @@ class FakeChief(parameters_pb2_grpc.ParameterServiceServicer):
             part = self.data[request.offset_bytes : request.offset_bytes + request.max_bytes]
         crc = google_crc32c.value(part)
         return parameters_pb2.GetParametersResponse(data=part, crc32c=crc ^ 1 if fault == "damaged" else crc)
+
+    def ReportEvaluation(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        raise AssertionError("an actor reports no evaluation")
+
+    def GetInfo(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        raise AssertionError("an actor asks for no info")
 
     @staticmethod
     def _check(peer: Any) -> None:

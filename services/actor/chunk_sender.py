@@ -93,22 +93,18 @@ class ChunkSender:
     def put(self, chunk: Chunk) -> None:
         """Buffer a chunk; a full buffer holds the caller or drops its oldest chunk, as configured.
 
-        Raises:
-            Stopped: the process is to end while the buffer is full.
+        In a stop the buffer is delivered or given up within a budget, so that the caller is held no longer than that.
         """
         with self._changed:
             self._produced += chunk.num_valid
+            while len(self._queue) >= self._buffer_chunks and not self._ended:
+                if self._drop_oldest:
+                    self._drop(self._queue.popleft().chunk, "buffer_full")
+                else:
+                    self._changed.wait(0.1)
             if self._ended:
                 self._drop(chunk, "stopped")
                 return
-            while len(self._queue) >= self._buffer_chunks:
-                if self._drop_oldest:
-                    self._drop(self._queue.popleft().chunk, "buffer_full")
-                elif self._stopping.is_set():
-                    self._drop(chunk, "stopped")
-                    raise Stopped
-                else:
-                    self._changed.wait(0.1)
             self._queue.append(_Queued(chunk, time.monotonic()))
             self._changed.notify_all()
 
@@ -190,6 +186,7 @@ class ChunkSender:
                 if not self._queue:
                     return
                 queued = self._queue.popleft()
+                self._changed.notify_all()
             try:
                 response = call_once(self._stub.Insert, self._request(queued, left_s), timeout_s=left_s + 0.5)
                 if self._settled(response, queued.chunk):

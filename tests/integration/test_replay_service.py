@@ -162,12 +162,10 @@ def test_a_resend_is_a_duplicate_and_a_jump_is_out_of_order(replay: Replay) -> N
 def test_priorities_travel_with_the_next_sample(replay: Replay) -> None:
     replay.insert(make_chunk(8, 2))
     drawn = decode_batch(replay.sample(1, 4).batches[0], 0)
-    keys = drawn.keys[:2]
+    keys = np.unique(drawn.keys)[:2]
     errors = np.array([4.0, np.nan])
     updates = replay_pb2.PriorityUpdates(replay_incarnation=99, keys=keys.tobytes(), td_error=errors.tobytes())
     result = replay.sample(1, 4, priorities=updates, newest_version=12, updates=120).priority_result
-    if keys[0] == keys[1]:
-        pytest.skip("the draw gave one key twice")
     assert (result.applied, result.rejected, result.stale) == (1, 1, 0)
     item = replay.inspect(one=True, key=int(keys[0])).items[0]
     assert item.priority == pytest.approx(4.0 + 1e-6)
@@ -304,7 +302,7 @@ def test_impossible_draws_are_refused(replay: Replay) -> None:
     with pytest.raises(Refused, match="TRANSPORT_GRPC"):
         replay.sample(transport=replay_pb2.TRANSPORT_MAPPED)
     updates = replay_pb2.PriorityUpdates(replay_incarnation=99, keys=bytes(16), td_error=bytes(8))
-    with pytest.raises(Refused, match="priorities.td_error"):
+    with pytest.raises(Refused, match=r"column 'priorities\.td_error' has 8 bytes"):
         replay.sample(priorities=updates)
 
 

@@ -13,7 +13,7 @@ from services.common.codec import decode_chunk
 from services.common.errors import EXIT_FENCED, Fenced
 from services.common.lifecycle import Lifecycle
 from services.common.peer import Peer
-from services.common.rpc import Refused, Server, Stopped
+from services.common.rpc import Refused, Server
 from services.common.schema import ActionSpec, Schema, TensorSpec
 from services.replay.servicer import ReplayServicer
 from services.replay.table import Table, TableSettings
@@ -236,6 +236,10 @@ def test_a_held_chunk_says_why_and_is_applied_when_it_may(
     assert replay.steps().acknowledged == 12 * STEPS
 
 
+def _eventually_acknowledged(sender: ChunkSender, eventually: Eventually) -> None:
+    eventually(lambda: sender.acknowledged_steps == STEPS)
+
+
 def test_an_older_life_of_an_actor_is_fenced(
     make_sender: Any, replay: Replay, serve: Serve, eventually: Eventually
 ) -> None:
@@ -244,7 +248,7 @@ def test_an_older_life_of_an_actor_is_fenced(
     for number, (sender, life) in enumerate(zip(senders, (older, newer))):
         life.spawn("sender", sender.run)
         sender.put(_chunk(number))
-        eventually(lambda sender=sender: sender.acknowledged_steps == STEPS)
+        _eventually_acknowledged(sender, eventually)
     senders[0].put(_chunk(2))
     eventually(older.stopping.is_set)
     with pytest.raises(Fenced, match="'actor-0' was started anew") as caught:
@@ -305,26 +309,38 @@ def test_the_chunk_of_a_slow_last_step_is_delivered(
     assert sender.dropped_steps == {}
 
 
-def test_a_full_buffer_holds_the_caller_until_the_stop(make_sender: Any, lifecycle: Lifecycle) -> None:
+def test_a_full_buffer_holds_the_caller_until_the_stop_gives_up(
+    make_sender: Any, lifecycle: Lifecycle, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chunk_sender, "FLUSH_BUDGET_S", 0.2)
     sender = make_sender("127.0.0.1:1", buffer_chunks=1)
+    lifecycle.spawn("sender", sender.run)
     sender.put(_chunk(0))
-    held: List[Any] = []
-
-    def put() -> None:
-        try:
-            sender.put(_chunk(1))
-        except Stopped:
-            held.append("stopped")
-
-    putting = threading.Thread(target=put)
+    eventually(lambda: sender.depth == 0)  # it is on its way
+    sender.put(_chunk(1))
+    putting = threading.Thread(target=lambda: sender.put(_chunk(2)))
     putting.start()
     putting.join(0.25)
     assert putting.is_alive()
     assert sender.depth == 1
     lifecycle.stop("test")
     putting.join(5)
-    assert held == ["stopped"]
-    assert sender.dropped_steps == {"stopped": STEPS}
+    assert not putting.is_alive()
+    _finish(sender, lifecycle)
+    assert sender.dropped_steps == {"stopped": 3 * STEPS}
+
+
+def test_a_full_buffer_in_a_stop_is_delivered_with_the_callers_chunk(
+    make_sender: Any, replay: Replay, serve: Serve, lifecycle: Lifecycle
+) -> None:
+    sender = make_sender(serve(ADD, replay), buffer_chunks=1)
+    sender.put(_chunk(0))
+    lifecycle.stop("test")
+    lifecycle.spawn("sender", sender.run)
+    sender.put(_chunk(1))
+    _finish(sender, lifecycle)
+    assert replay.steps().acknowledged == 2 * STEPS
+    assert sender.dropped_steps == {}
 
 
 def test_a_full_buffer_lets_the_caller_go_on_when_there_is_room(

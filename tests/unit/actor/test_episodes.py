@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, Dict, List
+from typing import Any, List, Mapping
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from services.common.rpc import Stopped
 from tests.fakes import FakeEnv
 
 
-def _act(observation: Dict[str, Any]) -> Any:
+def _act(observation: Mapping[str, Any]) -> Any:
     return np.zeros((len(observation["policy"]), 1), np.float32)
 
 
@@ -62,6 +62,18 @@ def test_success_is_that_of_the_last_step() -> None:
     assert _run(Passing(2), 2).success.tolist() == [0, 1]
 
 
+def test_the_success_of_a_later_episode_does_not_count() -> None:
+    class Learning(FakeEnv):
+        """Succeeds in every episode but the first."""
+
+        def step(self, action: Any) -> Any:
+            step = super().step(action)
+            step.metrics = {"success": np.full(2, self.steps > 1)}
+            return step
+
+    assert _run(Learning(2, episode_steps=np.array([4, 1])), 2).success.tolist() == [1, 0]  # type: ignore[arg-type]
+
+
 def test_an_environment_that_reports_no_success_is_minus_one() -> None:
     statistics = _run(FakeEnv(2, reports_success=False), 2)
     assert statistics.success.tolist() == [-1, -1]
@@ -71,12 +83,12 @@ def test_an_environment_that_reports_no_success_is_minus_one() -> None:
 def test_the_policy_acts_on_the_newest_observation() -> None:
     seen: List[List[float]] = []
 
-    def act(observation: Dict[str, Any]) -> Any:
+    def act(observation: Mapping[str, Any]) -> Any:
         seen.append(observation["policy"][:, 0].tolist())
         return _act(observation)
 
     run_episodes(
-        FakeEnv(2),  # type: ignore[arg-type]
+        FakeEnv(2),
         act,
         episodes=2,
         seed_of_round=lambda number: number,

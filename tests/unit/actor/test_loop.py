@@ -50,7 +50,7 @@ class Acting:
     def run(self) -> None:
         parameters: Any = self.parameters
         act(
-            self.env,  # type: ignore[arg-type]
+            self.env,
             self.policy,
             parameters,
             self.writer,
@@ -131,15 +131,3 @@ def test_a_stop_while_parked_sends_what_there_is(clock: FakeClock, lifecycle: Li
     acting.run()
     assert _lengths(acting) == [3]
     assert acting.sent[0].final.cut.tolist() == [True, True]
-
-
-def test_a_full_buffer_in_a_stop_ends_the_acting(clock: FakeClock, lifecycle: Lifecycle) -> None:
-    acting = Acting(clock, lifecycle, stop_at=10**6)
-
-    def refuse(chunk: Chunk) -> None:
-        lifecycle.stop("test")
-        raise Stopped
-
-    acting.send = refuse
-    acting.run()
-    assert acting.env.steps == 4

@@ -59,6 +59,7 @@ BREAK: Dict[str, Callable[[Chunk], Chunk]] = {
     "'final.value' is": lambda c: _with_final(c, value=c.final.value[:1]),
     "'final.cut' is": lambda c: _with_final(c, cut=c.final.cut.astype(np.uint8)),
     "strictly increasing indices": lambda c: _with_final(c, step=c.final.step[::-1].copy()),
+    "strictly  increasing indices": lambda c: _with_final(c, step=np.array([1, 1])),
     "strictly increasing indices ": lambda c: _with_final(c, step=np.array([1, 4])),
     "strictly increasing  indices": lambda c: _with_final(c, step=np.array([-1, 2])),
     "follow a valid step": lambda c: _with_final(c, step=np.array([1, 3])),

@@ -4,7 +4,7 @@ import errno
 import os
 import subprocess
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any, Iterator, List
 
 import pytest
 
@@ -21,10 +21,20 @@ def test_a_file_is_written_whole_into_a_folder_that_is_made(tmp_path: Path) -> N
 
 
 def test_the_name_is_given_after_the_content_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file, order = tmp_path / "x", []
+    file = tmp_path / "x"
+    order: List[str] = []
     fsync, replace = os.fsync, Path.replace
-    monkeypatch.setattr(os, "fsync", lambda fd: (order.append("sync"), fsync(fd)))
-    monkeypatch.setattr(Path, "replace", lambda self, to: (order.append("name"), replace(self, to))[1])
+
+    def note_sync(descriptor: int) -> None:
+        order.append("sync")
+        fsync(descriptor)
+
+    def note_name(self: Path, target: Path) -> Path:
+        order.append("name")
+        return replace(self, target)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(Path, "replace", note_name)
     write_atomically(file, b"content")
     assert order == ["sync", "name", "sync"]
 

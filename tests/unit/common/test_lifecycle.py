@@ -73,7 +73,8 @@ def test_the_launchers_death_stops_a_process() -> None:
 
 
 def test_the_first_reason_is_kept_and_callbacks_come_once() -> None:
-    life, calls = Lifecycle(), []  # type: Any
+    life = Lifecycle()
+    calls: Any = []
     life.on_stop(lambda: calls.append("before"))
     life.stop("first")
     life.stop("second")
@@ -123,7 +124,8 @@ def test_the_first_failure_is_the_one_that_is_heard() -> None:
 
 
 def test_join_waits_for_every_thread() -> None:
-    life, ended = Lifecycle(), []  # type: Any
+    life = Lifecycle()
+    ended: Any = []
     release = threading.Event()
 
     def work() -> None:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Dict
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from services.common.sealed import seal, unseal
 
-TENSORS = {
+TENSORS: Dict[str, Any] = {
     "scalar": np.array(7, np.int64),
     "matrix": np.arange(6, dtype=np.float32).reshape(2, 3).T,
     "empty": np.zeros((0, 3), np.float32),

@@ -58,7 +58,8 @@ class Monitor:
 
 
 def _train(learner: FakeLearner, batches: Batches, **changes: Any) -> Tuple[Monitor, List[str]]:
-    monitor, events = Monitor(), []  # type: Any
+    monitor = Monitor()
+    events: Any = []
     arguments: Any = {
         "publish": lambda: events.append(f"publish {learner.updates}"),
         "checkpoint_if_due": lambda: events.append(f"checkpoint {learner.updates}"),

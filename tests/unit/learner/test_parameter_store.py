@@ -22,7 +22,8 @@ def _parameters(bias: float) -> Any:
 
 @pytest.mark.parametrize("taken", [0, 1, RESERVED_BLOCK, RESERVED_BLOCK + 1])
 def test_no_life_of_the_chief_reuses_a_version(taken: int, tmp_path: Path) -> None:
-    file, used = tmp_path / "versions.json", []  # type: Any
+    file = tmp_path / "versions.json"
+    used: Any = []
     for _life in range(3):  # each is killed: nothing is written at its end
         reservation = VersionReservation(file)
         used += [reservation.take() for _ in range(taken)]
@@ -56,8 +57,8 @@ def test_a_full_disk_gives_no_version(tmp_path: Path) -> None:
 
 
 def test_the_newest_set_travels_with_its_digest(tmp_path: Path) -> None:
+    assert _store(tmp_path).newest is None
     store = _store(tmp_path)
-    assert store.newest is None
     store.publish(_parameters(1), 10)
     published = store.publish(_parameters(2), 20)
     assert store.newest is published

@@ -217,11 +217,14 @@ def test_a_replay_that_is_gone_or_new_does_not_harm_the_end(
     server.add(ADD, Replay(incarnation=2))  # it has no table yet, and refuses
     server.start()
     try:
+        client.info()  # connected again
         client.report(drawn, _error(drawn, 1.0))
         client.finish()
     finally:
         server.stop(0)
-    assert log.events("warning") == ["the last priorities were not delivered"] * 2
+    told = [values["reason"] for _, event, values in log.lines if event == "the last priorities were not delivered"]
+    assert len(told) == 2
+    assert "no actor has introduced itself yet" in told[1]
 
 
 def test_a_replay_that_restarts_is_drawn_from_again(

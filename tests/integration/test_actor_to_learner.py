@@ -1,0 +1,297 @@
+"""Actor, replay and chief in one process, over real connections."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Callable, Dict, List
+
+import numpy as np
+import pytest
+
+from services.actor.__main__ import run as run_actor
+from services.actor.chunk_sender import ChunkSender
+from services.actor.chunk_writer import ChunkWriter
+from services.actor.envs.contract import AutoReset
+from services.actor.loop import act
+from services.actor.parameter_client import ParameterSet
+from services.common.config.load import load
+from services.common.config.run import RunConfig
+from services.common.errors import UserError
+from services.common.lifecycle import Lifecycle
+from services.common.peer import Peer
+from services.learner.parameter_store import RESERVED_BLOCK
+from services.replay.__main__ import table_settings
+from services.replay.inspection import InspectOrder
+from services.replay.servicer import ReplayServicer
+from services.replay.table import Table, TableSettings
+from shoal.v1 import experience_pb2, replay_pb2_grpc
+from tests.conftest import Eventually, Serve
+from tests.fakes import RUN_ID, SCHEMA, FakeClock, FakeEnv, FakeLog, FakePolicy, make_chunk
+
+ADD = replay_pb2_grpc.add_ReplayServiceServicer_to_server
+
+
+def _replay(settings: TableSettings, incarnation: int = 1) -> ReplayServicer:
+    def make_table(schema: Any) -> Table:
+        return Table(settings, schema, clock=time.monotonic)
+
+    return ReplayServicer(run_id=RUN_ID, incarnation=incarnation, make_table=make_table, log=FakeLog())
+
+
+def _table(servicer: ReplayServicer) -> Table:
+    assert servicer.table is not None
+    return servicer.table
+
+
+class OneSet:
+    """One set of parameters, always at hand."""
+
+    newest = ParameterSet(1, 0, "digest", {"policy.bias": np.full(1, 0.5, np.float32)})
+    newest_known_version = 1
+
+    def wait_for_newest(self, max_age_s: float) -> ParameterSet:
+        return self.newest
+
+
+@pytest.mark.parametrize("autoreset", [AutoReset.SAME_STEP, AutoReset.NEXT_STEP])
+@pytest.mark.parametrize("steps", [11, 12, 13])
+def test_what_an_actor_does_arrives_as_exact_items(
+    autoreset: AutoReset, steps: int, serve: Serve, lifecycle: Lifecycle, log: FakeLog, clock: FakeClock
+) -> None:
+    servicer = _replay(TableSettings(capacity=256, n_step=2, discount=0.5, max_batch_size=64))
+    env = FakeEnv(
+        2, episode_steps=3, autoreset=autoreset, on_step=lambda n: lifecycle.stop("test") if n == steps else None
+    )
+    sender = ChunkSender(
+        serve(ADD, servicer),
+        peer=Peer(RUN_ID, experience_pb2.ROLE_ACTOR, "actor-0"),
+        schema=SCHEMA,
+        buffer_chunks=4,
+        drop_oldest=False,
+        on_version=lambda _version: None,
+        stopping=lifecycle.stopping,
+        log=log,
+    )
+    thread = lifecycle.spawn("sender", sender.run)
+    parameters: Any = OneSet()
+    counted: List[int] = []
+    act(
+        env,
+        FakePolicy(),
+        parameters,
+        ChunkWriter(SCHEMA, num_lanes=2, chunk_steps=4, autoreset=autoreset, clock=clock),
+        send=sender.put,
+        rng=np.random.default_rng(0),
+        seed=1,
+        max_policy_age_s=1.0,
+        on_step=lambda step: counted.append(int(step.valid.sum())),
+        lifecycle=lifecycle,
+    )
+    sender.close()
+    thread.join(10)
+    lifecycle.check()
+    table = _table(servicer)
+    assert table.check_valid() is None
+    counters = table.info().steps
+    produced = sum(counted)
+    assert counters.acknowledged == sender.acknowledged_steps == produced
+    # The running episodes were cut at the stop, with their last observation: no step is lost, each starts an item.
+    assert (counters.items, counters.lost_tail, counters.unripe) == (produced, 0, 0)
+    cut_short = 0
+    for found in table.inspect(InspectOrder.OLDEST, 1000):
+        item: Any = table.item(found.key)
+        age = int(item.columns["observation.policy"][0])
+        lane = int(item.columns["observation.policy"][1])
+        to_come = [age + 1.0, age + 2.0][: 3 - age]  # FakeEnv rewards the age that a step leads to
+        if item.discount == 0.5 and len(to_come) == 2:  # the last step before the cut
+            to_come = to_come[:1]
+            cut_short += 1
+        n_step_return = sum(0.5**k * reward for k, reward in enumerate(to_come))
+        assert item.n_step_return == n_step_return
+        ends_in_termination = lane == 1 and age + len(to_come) == 3
+        assert item.discount == (0.0 if ends_in_termination else 0.5 ** len(to_come))
+        if item.discount:
+            assert item.columns["next_observation.policy"].tolist() == [age + len(to_come), lane]
+    assert cut_short <= 2  # one a lane
+
+
+# The chief
+
+
+class Run:
+    """A run's folder, its replay behind a server, and lives of its chief and of an actor."""
+
+    def __init__(self, tmp_path: Path, serve: Serve, log: FakeLog, free_address: Callable[[], str]) -> None:
+        self.tmp_path = tmp_path
+        self.log = log
+        self._free_address = free_address
+        self.config = self._load()
+        self.servicer = _replay(table_settings(self.config))
+        self.replay_address = serve(ADD, self.servicer)
+
+    def _load(self, **changes: Any) -> RunConfig:
+        values: Dict[str, Any] = {
+            "run.name": RUN_ID,
+            "run.folder": str(self.tmp_path),
+            "env.factory": "tests.fakes:make_env",
+            "env.lanes": 2,
+            "td3.hidden_sizes": "[8]",
+            "replay.capacity": 2000,
+            "replay.min_size_to_sample": 16,
+            "replay.addresses": getattr(self, "replay_address", "127.0.0.1:1"),
+            "learner.address": self._free_address(),
+            "learner.metrics_port": 0,
+            "learner.batch_size": 8,
+            "learner.max_updates": 50,
+            "learner.publish_period": 10,
+            "learner.checkpoint_period_s": 0.05,
+            "actor.count": 1,
+            "actor.index": 0,
+            "actor.chunk_steps": 4,
+            "actor.poll_period_s": 0.1,
+            **changes,
+        }
+        return load(None, [f"--{key}={value}" for key, value in values.items()]).config
+
+    def fill(self) -> None:
+        """Experience without an actor."""
+        self.servicer._table = self.servicer._make_table(SCHEMA)
+        _table(self.servicer).insert("actor-0", 1, make_chunk(64, 2), max_wait_s=0)
+
+    def train(self, life: Any = None, **changes: Any) -> Any:
+        """One life of the chief, to its end; returns its newest checkpoint."""
+        from services.learner.checkpoint import CheckpointFolder
+        from services.learner.chief import Chief
+
+        self.config = self._load(**changes)
+        with Chief(self.config, life or Lifecycle(), self.log) as chief:
+            chief.train()
+            chief.say_farewell()
+        return CheckpointFolder(self.tmp_path / RUN_ID / "checkpoints", self.log).load_newest()
+
+
+@pytest.fixture
+def run(tmp_path: Path, serve: Serve, log: FakeLog, free_address: Callable[[], str]) -> Run:
+    pytest.importorskip("torch")
+    return Run(tmp_path, serve, log, free_address)
+
+
+def test_training_ends_with_a_checkpoint_and_a_last_version(run: Run) -> None:
+    run.fill()
+    checkpoint = run.train()
+    assert checkpoint.progress.updates == 50
+    assert checkpoint.progress.is_finished
+    assert checkpoint.progress.env_steps == 128
+    assert checkpoint.algorithm == "td3"
+    assert checkpoint.schema == SCHEMA
+    # A version before the first update, one each period, and the last.
+    assert checkpoint.history == [(1, 0), (2, 10), (3, 20), (4, 30), (5, 40), (6, 50), (7, 50)]
+    table = _table(run.servicer)
+    assert table.newest_version > 0
+    assert any(item.priority != 1.0 for item in table.inspect(InspectOrder.HIGHEST_PRIORITY, 5))
+
+
+def test_a_resumed_chief_goes_on_where_it_was_with_versions_of_its_own(run: Run) -> None:
+    run.fill()
+    first = run.train()
+    second = run.train(**{"learner.max_updates": 70})
+    assert second.progress.updates == 70
+    assert second.progress.training_seconds > first.progress.training_seconds
+    assert second.history[: len(first.history)] == first.history
+    mine = second.history[len(first.history) :]
+    assert mine[0] == (RESERVED_BLOCK + 1, 50)
+    assert mine[-1][1] == 70
+    assert "resumed" in run.log.events("info")
+    assert set(second.state) == set(first.state)
+    assert any((second.state[name] != first.state[name]).any() for name in first.state)
+
+
+def test_a_finished_run_trains_no_further(run: Run) -> None:
+    run.fill()
+    first = run.train()
+    again = run.train()
+    assert again.progress.updates == 50
+    for name, tensor in first.state.items():
+        np.testing.assert_array_equal(again.state[name], tensor, err_msg=name)
+
+
+def test_a_stop_in_the_middle_keeps_what_was_learned(run: Run, eventually: Eventually) -> None:
+    run.fill()
+    life = Lifecycle()
+    checkpoints = run.tmp_path / RUN_ID / "checkpoints"
+
+    def stop_soon() -> None:
+        eventually(lambda: list(checkpoints.glob("*.safetensors")))
+        life.stop("SIGTERM")
+
+    stopper = threading.Thread(target=stop_soon)
+    stopper.start()
+    checkpoint = run.train(life, **{"learner.max_updates": 10**6})
+    stopper.join(10)
+    updates = checkpoint.progress.updates
+    assert 0 < updates < 10**6
+    assert not checkpoint.progress.is_finished
+    assert checkpoint.history[-1][1] == updates
+    assert "training is finished" not in run.log.events()
+    resumed = run.train(**{"learner.max_updates": updates + 5})
+    assert resumed.progress.updates == updates + 5
+
+
+def test_a_chief_whose_checkpointer_fails_ends_with_its_sentence(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from services.learner.checkpoint import CheckpointFolder
+
+    def fail(_self: Any, _checkpoint: Any) -> None:
+        raise UserError("the disk is full")
+
+    run.fill()
+    monkeypatch.setattr(CheckpointFolder, "save", fail)
+    with pytest.raises(UserError, match="the disk is full"):
+        run.train(**{"learner.max_updates": 10**6})
+
+
+def test_another_algorithm_or_environment_is_refused(run: Run) -> None:
+    run.fill()
+    run.train()
+    with pytest.raises(UserError, match="was trained by td3, the run file asks for dqn"):
+        run.train(**{"algorithm.name": "dqn"})
+    other = replace(SCHEMA, observation=SCHEMA.observation[:1])
+    run.servicer._table = run.servicer._make_table(other)
+    with pytest.raises(UserError, match="does not fit the actors' environment: observation 'policy' is missing there"):
+        run.train(**{"learner.max_updates": 60})
+
+
+def test_an_actor_and_a_chief_train_together_and_end_together(run: Run) -> None:
+    life = Lifecycle()
+    log = FakeLog()
+    failures: Any = []
+    run.config = run._load()
+
+    def act_until_told() -> None:
+        try:
+            run_actor(run.config, life, log)
+        except BaseException as error:  # noqa: BLE001 (the test's thread must not swallow it)
+            failures.append(error)
+
+    actor = threading.Thread(target=act_until_told)
+    actor.start()
+    try:
+        checkpoint = run.train(**{"learner.address": run.config.learner.address})
+        actor.join(10)
+    finally:
+        life.stop("the test is over")
+        actor.join(10)
+    assert failures == []
+    assert not actor.is_alive()
+    assert life.reason == "training is finished"
+    assert checkpoint.progress.updates == 50
+    table = _table(run.servicer)
+    assert table.check_valid() is None
+    info = table.info()
+    (values,) = [values for _, event, values in log.lines if event == "steps"]
+    assert values == {"acknowledged": info.steps.acknowledged, "dropped": 0}
+    (counters,) = [its.counters for its in info.actors]
+    assert counters.produced_steps == info.steps.acknowledged
+    assert info.actors[0].last_policy_version > 1  # the actor took newer versions on the way
