@@ -11,7 +11,7 @@ fi
   { echo "shoal: $python is not Python 3.8" >&2; exit 1; }
 if [ ! "$venv/.installed" -nt pyproject.toml ]; then
   "$python" -m venv "$venv"
-  "$venv/bin/pip" install --quiet -e ".[sim,dev]"
+  "$venv/bin/pip" install --quiet -c deploy/constraints/actor-py38.txt -e ".[sim,dev]"
   touch "$venv/.installed"
 fi
 "$venv/bin/python" -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is not None)' ||

@@ -18,7 +18,7 @@ from services.common.schema import Schema
 from shoal.v1 import replay_pb2, replay_pb2_grpc
 
 INSERT_WAIT_S = 2.0  # how long the replay may hold an Insert before it answers BLOCKED
-CALL_MARGIN_S = 8.0
+CALL_MARGIN_S = 3.0  # a stop must not wait longer for a replay that is frozen
 FLUSH_BUDGET_S = 2.0  # of a stop: what cannot be delivered in it is dropped and counted
 
 

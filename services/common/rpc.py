@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import socket
 import threading
@@ -174,7 +175,10 @@ class Server:
         self._health = health.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         host, _, port = address.rpartition(":")
-        self.port = self._server.add_insecure_port(address) if _is_free(host, int(port)) else 0
+        self.port = 0
+        if _is_free(host, int(port)):
+            with contextlib.suppress(RuntimeError):  # taken since
+                self.port = self._server.add_insecure_port(address)
         if self.port == 0:
             raise UserError(
                 f"cannot listen on {address}: is another process using port {port}? "

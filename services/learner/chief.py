@@ -53,9 +53,9 @@ class Chief:
         self._status = Status()
         self._peer = Peer(run_id, experience_pb2.ROLE_LEARNER, "learner")
         self._readers = Readers(time.monotonic, config.actor.count)
-        self._store = ParameterStore(
-            VersionReservation(self._folder.versions), self._resumed.history if self._resumed else ()
-        )
+        history = self._resumed.history if self._resumed else []
+        last_version = history[-1][0] if history else 0
+        self._store = ParameterStore(VersionReservation(self._folder.versions, last_version), history)
         self._replay = ReplayClient(
             config.replay.addresses[0],
             peer=self._peer,
@@ -165,10 +165,10 @@ class Chief:
                 publish_period=settings.publish_period,
                 importance_exponent=settings.importance_exponent,
             )
-            self._steps.poll(self._replay)
         except Stopped:
             self._log.info("training stops early", updates=learner.updates, reason=self._lifecycle.reason)
         self._replay.finish()
+        self._steps.poll_once(self._replay)
         publish()
         checkpointer.finish()
         monitor.show(learner.updates)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Dict, Mapping
 
 from services.common.lifecycle import Lifecycle
-from services.common.rpc import Stopped
+from services.common.rpc import Stopped, Unavailable
 from services.learner.replay_client import ReplayClient
+from shoal.v1 import replay_pb2
 
 POLL_PERIOD_S = 1.0
 
@@ -29,10 +31,14 @@ class AcknowledgedSteps:
         """Poll until the process stops; run it on a thread."""
         while not lifecycle.stopping.wait(POLL_PERIOD_S):
             try:
-                self.poll(replay)
+                self._note(replay.info())
             except Stopped:
                 return
 
-    def poll(self, replay: ReplayClient) -> None:
-        info = replay.info()
+    def poll_once(self, replay: ReplayClient) -> None:
+        """Ask now, and be content with what was known if the replay does not answer."""
+        with contextlib.suppress(Unavailable):
+            self._note(replay.info_once())
+
+    def _note(self, info: replay_pb2.GetReplayInfoResponse) -> None:
         self._steps[f"{info.replay_incarnation:x}"] = info.steps.acknowledged

@@ -36,8 +36,12 @@ def digest_of(data: bytes) -> str:
 class VersionReservation:
     """Numbers for versions, reserved on disk in blocks before their use: no life of the chief reuses one."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, at_least: int = 0) -> None:
         """Continue above what any earlier life may have used.
+
+        Args:
+            file: where the reservation is kept.
+            at_least: the last version of the history: the file may have been lost while checkpoints were not.
 
         Raises:
             UserError: the file exists and cannot be read.
@@ -51,7 +55,7 @@ class VersionReservation:
                 raise UserError(
                     f"the version reservation {str(file)!r} cannot be read ({error!r}); restore it, or start a new run"
                 ) from None
-        self._next = self._reserved + 1
+        self._next = max(self._reserved, at_least) + 1
 
     def take(self) -> int:
         """The next version; fsyncs a further block when the last is used up."""
@@ -80,6 +84,7 @@ class ParameterStore:
         self._versions: List[int] = [version for version, _ in history]
         self._updates: List[int] = [updates for _, updates in history]
         self._newest: Optional[PublishedSet] = None
+        self._previous: Optional[PublishedSet] = None  # a download of several parts may end while a newer one is out
         self._held: Dict[str, PublishedSet] = {}
 
     @property
@@ -94,13 +99,13 @@ class ParameterStore:
         with self._lock:
             self._versions.append(published.version)
             self._updates.append(updates)
-            self._newest = published
+            self._previous, self._newest = self._newest, published
         return published
 
     def find(self, version: int) -> Optional[PublishedSet]:
-        """The set of `version` if it is the newest or held for an evaluator."""
+        """The set of `version` if it is one of the two newest, or held for an evaluator."""
         with self._lock:
-            sets = [self._newest, *self._held.values()]
+            sets = [self._newest, self._previous, *self._held.values()]
         return next((s for s in sets if s is not None and s.version == version), None)
 
     def hold_newest(self, reader: str) -> None:

@@ -20,8 +20,8 @@ from services.common.schema import Schema
 from shoal.v1 import replay_pb2, replay_pb2_grpc
 
 SAMPLE_WAIT_S = 2.0  # how long the replay may hold a Sample; the call's deadline is this and a margin
-CALL_MARGIN_S = 8.0
-INFO_TIMEOUT_S = 5.0
+CALL_MARGIN_S = 3.0  # a stop must not wait longer for a replay that is frozen
+INFO_TIMEOUT_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,15 @@ class ReplayClient:
         """The replay's state; waits for the replay to be there."""
         request = replay_pb2.GetReplayInfoRequest(peer=self._peer.to_proto())
         return self._caller.call(self._stub.GetInfo, request, timeout_s=INFO_TIMEOUT_S)
+
+    def info_once(self) -> replay_pb2.GetReplayInfoResponse:
+        """The replay's state.
+
+        Raises:
+            Unavailable: it does not answer.
+        """
+        request = replay_pb2.GetReplayInfoRequest(peer=self._peer.to_proto())
+        return call_once(self._stub.GetInfo, request, timeout_s=INFO_TIMEOUT_S)
 
     def start(self, schema: Schema) -> None:
         """Begin to draw batches under `schema`."""

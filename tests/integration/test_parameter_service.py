@@ -132,6 +132,8 @@ def test_parts_make_the_whole_and_each_has_its_checksum(chief: Chief) -> None:
 def test_an_older_version_is_superseded(chief: Chief) -> None:
     published = chief.publish(1.0)
     chief.publish(2.0)
+    assert chief.get(published.version).data == published.data, "a download of several parts must come to its end"
+    chief.publish(3.0)
     answer = chief.get(published.version)
     assert answer.superseded
     assert answer.data == b""
@@ -140,12 +142,13 @@ def test_an_older_version_is_superseded(chief: Chief) -> None:
 def test_what_an_evaluator_looks_at_is_held_until_it_looks_at_a_newer_one(chief: Chief) -> None:
     first = chief.publish(1.0)
     chief.manifest(EVALUATOR, "evaluator")
-    second = chief.publish(2.0)
+    chief.publish(2.0)
+    third = chief.publish(3.0)
     assert chief.get(first.version).data == first.data
     assert chief.report(first, 0.5).best
     chief.manifest(EVALUATOR, "evaluator")
     assert chief.get(first.version).superseded
-    assert chief.get(second.version).data == second.data
+    assert chief.get(third.version).data == third.data
 
 
 def test_the_best_is_kept_and_every_evaluation_is_noted(chief: Chief) -> None:
@@ -178,7 +181,8 @@ def test_the_best_of_an_earlier_life_counts(chief: Chief, serve: Serve) -> None:
 
 def test_reports_that_do_not_fit_are_refused_and_leave_nothing(chief: Chief) -> None:
     published = chief.publish(1.0)
-    newer = chief.publish(2.0)
+    chief.publish(2.0)
+    newer = chief.publish(3.0)
     assert "version 1 is not held any more" in chief.report(published, 0.5).reason
     assert "version 9 is not held any more" in chief.report(newer, 0.5, version=9).reason
     assert "not held any more" in chief.report(newer, 0.5, digest="0" * 32).reason

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from services.common.lifecycle import Lifecycle
-from services.common.rpc import Stopped
+from services.common.rpc import Stopped, Unavailable
 from services.learner import env_steps
 from services.learner.env_steps import AcknowledgedSteps
 from shoal.v1 import replay_pb2
@@ -25,13 +25,20 @@ class Replay:
         response.steps.acknowledged = self.acknowledged
         return response
 
+    def info_once(self) -> replay_pb2.GetReplayInfoResponse:
+        if self.is_gone:
+            raise Unavailable("gone")
+        return self.info()
+
 
 def test_lives_of_the_replay_add_up() -> None:
     replay: Any = Replay()
     steps = AcknowledgedSteps({"aa": 100})
     for incarnation, acknowledged in ((1, 10), (1, 30), (2, 5)):
         replay.incarnation, replay.acknowledged = incarnation, acknowledged
-        steps.poll(replay)
+        steps.poll_once(replay)
+    replay.is_gone = True
+    steps.poll_once(replay)
     assert steps.total == 100 + 30 + 5
     assert AcknowledgedSteps(steps.by_life()).total == steps.total
     assert steps.by_life() == {"aa": 100, "1": 30, "2": 5}

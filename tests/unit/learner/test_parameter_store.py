@@ -93,7 +93,7 @@ def test_a_restarted_chief_publishes_above_its_history(tmp_path: Path) -> None:
     assert versions == [1, RESERVED_BLOCK + 1]
 
 
-def test_an_old_set_is_found_only_while_it_is_held(tmp_path: Path) -> None:
+def test_the_two_newest_sets_are_found_and_older_ones_only_while_they_are_held(tmp_path: Path) -> None:
     store = _store(tmp_path)
     store.hold_newest("evaluator")  # nothing to hold yet
     first = store.publish(_parameters(1), 1)
@@ -103,6 +103,9 @@ def test_an_old_set_is_found_only_while_it_is_held(tmp_path: Path) -> None:
     assert store.find(2) is second
     assert store.find(3) is None
     store.publish(_parameters(3), 3)
+    assert store.find(1) is first
+    assert store.find(2) is second
+    store.publish(_parameters(4), 4)
     assert store.find(1) is first
     assert store.find(2) is None
     store.hold_newest("evaluator")
