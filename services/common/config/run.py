@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Dict, Optional, Tuple, Union
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import ByteSize, Field, field_validator, model_validator
 from typing_extensions import Annotated, Literal
 
 from services.common.config.algorithms import DqnSettings, Section, Td3Settings
 from services.common.config.values import Count, Names
 
+DEFAULT_CAPACITY = 1_000_000  # rows
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -61,8 +62,12 @@ class ReplaySection(Section):
     """Where the replay listens and its clients find it."""
     metrics_port: Port = 9401
     """Prometheus endpoint; 0: any free port."""
-    capacity: Annotated[Count, Field(ge=1)] = 1_000_000
-    """Rows: steps and final observations."""
+    capacity: Optional[Annotated[Count, Field(ge=1)]] = None
+    """Rows: steps and final observations. Not given, nor `memory`: 1,000,000."""
+    memory: Optional[ByteSize] = None
+    """Bytes for everything that the table holds, as in "8GiB", instead of `capacity`."""
+    data_dir: str = ""
+    """Folder of rings that outlive their process, one for each run; empty: the ring is in memory."""
     n_step: Annotated[Count, Field(ge=1, le=1000)] = 3
     """Rewards summed in an item (n)."""
     discount: float = Field(0.99, gt=0, le=1)
@@ -77,6 +82,22 @@ class ReplaySection(Section):
     """Items in the table before the first draw."""
     max_actor_silence_s: float = Field(30.0, gt=0)
     """An actor silent for longer is taken for dead: its open windows are closed."""
+
+    @property
+    def capacity_rows(self) -> Optional[int]:
+        """Rows, or None where `memory` decides: that takes the schema."""
+        if self.capacity is None and self.memory is None:
+            return DEFAULT_CAPACITY
+        return self.capacity
+
+    @model_validator(mode="after")
+    def _check_one_size(self) -> ReplaySection:
+        if self.capacity is not None and self.memory is not None:
+            raise ValueError(
+                f"replay.capacity = {self.capacity} and replay.memory = {self.memory.human_readable()} both say how "
+                "large the table is; set one of them"
+            )
+        return self
 
     @field_validator("addresses")
     @classmethod
@@ -218,15 +239,16 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _check_sizes_agree(self) -> RunConfig:
         replay, learner = self.replay, self.learner
-        if learner.batch_size > replay.capacity:
+        capacity = replay.capacity_rows
+        if capacity is not None and learner.batch_size > capacity:
             raise ValueError(
-                f"learner.batch_size = {learner.batch_size} is larger than replay.capacity = {replay.capacity}; "
+                f"learner.batch_size = {learner.batch_size} is larger than replay.capacity = {capacity}; "
                 "a table cannot hold one batch: raise the capacity or lower the batch size"
             )
-        if replay.min_size_to_sample > replay.capacity - self._steps_in_flight:
+        if capacity is not None and replay.min_size_to_sample > capacity - self._steps_in_flight:
             raise ValueError(
                 f"replay.min_size_to_sample = {replay.min_size_to_sample} can never be reached: replay.capacity = "
-                f"{replay.capacity} rows less the {self._steps_in_flight} steps that the actors' chunks hold "
+                f"{capacity} rows less the {self._steps_in_flight} steps that the actors' chunks hold "
                 "(actor.chunk_steps x env.lanes x actor.count); raise the capacity or lower min_size_to_sample"
             )
         if replay.samples_per_insert and replay.error_buffer:
