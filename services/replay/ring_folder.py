@@ -40,6 +40,14 @@ LOCK_PATIENCE_S = 1.0  # a process that was killed holds its lock until the kern
 POPULATE_WRITE = 23  # madvise: take the pages in, writable, and change nothing (Linux 5.14)
 
 
+def _write_nonce(folder: Path, nonce: str) -> None:
+    """Whole or not there, and no matter if the machine stops: the next life writes its own."""
+    aside = folder / f".{NONCE_FILE}"
+    aside.write_text(nonce, encoding="ascii")
+    aside.chmod(FILE_MODE)
+    aside.replace(folder / NONCE_FILE)
+
+
 def boot_id() -> str:
     """This life of this machine: page cache survives a process, not a machine."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -87,7 +95,7 @@ class RingFolder:
             for spec in all_columns(ring_format.schema):
                 _take_space(column_file(aside, spec.name), spec.row_bytes * ring_format.capacity)
             _take_space(aside / GUARDS_FILE, NUM_GUARDS * 8)
-            write_atomically(aside / NONCE_FILE, nonce.encode(), FILE_MODE)
+            _write_nonce(aside, nonce)
             ring_format = replace(ring_format, boot_id=boot_id())
             write_atomically(aside / FORMAT_FILE, ring_format.to_bytes(), FILE_MODE)
             aside.rename(path)
@@ -112,7 +120,10 @@ class RingFolder:
         try:
             ring_format = read_format(path)
             folder = cls(path, lock, ring_format, nonce, segment_bytes)
-            write_atomically(path / NONCE_FILE, nonce.encode(), FILE_MODE)
+            _write_nonce(path, nonce)
+        except OSError as error:
+            os.close(lock)
+            raise storage_error(path / NONCE_FILE, error, "readers need it") from None
         except BaseException:
             os.close(lock)
             raise
