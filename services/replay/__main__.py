@@ -27,7 +27,7 @@ from shoal.v1 import experience_pb2, replay_pb2_grpc
 
 MAX_WORKERS = 64  # calls at once; half of them may be inserts that wait
 EXPIRY_PERIOD_S = 1.0
-POPULATE_BYTES, POPULATE_PERIOD_S = 1 << 22, 0.005  # a piece holds inserts up for a millisecond or two
+POPULATE_BYTES, POPULATE_PERIOD_S = 1 << 20, 0.002  # a piece holds inserts up for less than a millisecond
 
 
 def run(config: RunConfig, lifecycle: Lifecycle, log: Log) -> None:

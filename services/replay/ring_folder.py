@@ -62,7 +62,8 @@ class RingFolder:
         self.format = ring_format
         self.nonce = nonce
         self._lock = lock
-        self._mappings: List[mmap.mmap] = []
+        self._mappings: List[mmap.mmap] = []  # columns whose pages are still to be taken in
+        self._populated = 0  # bytes of the first of them that are
         self.guards: npt.NDArray[np.int64]
         self.guards, _ = map_array(path / GUARDS_FILE, "int64", (NUM_GUARDS,), writable=True)
         self.log = ChunkLog(path / CHUNKS_FOLDER, segment_bytes)
@@ -179,8 +180,6 @@ class RingFolder:
             self._populated = begin + piece_bytes
             return True
         return False
-
-    _populated = 0
 
     def close(self) -> None:
         """Give the folder up; what is mapped stays readable and must not be written any more."""

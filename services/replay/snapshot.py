@@ -37,7 +37,7 @@ from services.replay.footprint import column_bytes, in_words
 from services.replay.ring import Ring
 from services.replay.ring_folder import RingFolder
 
-PIECE_BYTES = 1 << 18  # between two pieces, others may run
+PIECE_BYTES, PAUSE_S = 1 << 17, 2e-4  # between two pieces others may run, and the copy leaves them most of a core
 
 
 @dataclass(frozen=True)
@@ -133,8 +133,12 @@ class Snapshots:
         _write(aside / GUARDS_FILE, np.array([reserved, head], np.int64).tobytes())
         _write(aside / NONCE_FILE, b"a copy")
         _write(aside / FORMAT_FILE, replace(ring_format, boot_id="").to_bytes())
+        for file in aside.rglob("*"):
+            if file.is_file():
+                _sync(file)
         flags = np.fromfile(column_file(aside, "flags"), np.uint8)
-        steps = int(np.count_nonzero(flags[np.arange(oldest, head) % ring.capacity] & VALID))
+        kept = [flags[slots] for slots, _ in ring.segments(oldest, head - oldest)]
+        steps = sum(int(np.count_nonzero(part & VALID)) for part in kept)
         return steps, num_bytes
 
 
@@ -146,7 +150,7 @@ def _copy_column(column: npt.NDArray[Any], file: Path) -> int:
             piece = data[begin : begin + PIECE_BYTES]
             if os.write(stream.fileno(), piece) != len(piece):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        os.fsync(stream.fileno())
+            time.sleep(PAUSE_S)
     return len(data)
 
 
@@ -154,5 +158,11 @@ def _write(file: Path, data: bytes) -> None:
     with file.open("wb") as stream:
         os.fchmod(stream.fileno(), FILE_MODE)
         stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
+
+
+def _sync(file: Path) -> None:
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

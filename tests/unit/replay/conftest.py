@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+import weakref
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
@@ -183,11 +185,13 @@ MakeDurable = Callable[..., Durable]
 
 @pytest.fixture
 def make_durable(tmp_path: Path, clock: FakeClock) -> Iterator[MakeDurable]:
-    made: List[Durable] = []
+    made: weakref.WeakSet[Durable] = weakref.WeakSet()  # each mapping holds a descriptor, and examples are many
+    numbers = itertools.count()
 
     def make(**settings: Any) -> Durable:
-        made.append(Durable(tmp_path / f"ring-{len(made)}", clock, **settings))
-        return made[-1]
+        durable = Durable(tmp_path / f"ring-{next(numbers)}", clock, **settings)
+        made.add(durable)
+        return durable
 
     yield make
     for durable in made:

@@ -30,9 +30,15 @@ def _columns(table: Table) -> Dict[str, List[Any]]:
 
 
 def _state(table: Table) -> Any:
+    oldest = table.store.ring.oldest_key  # what is overwritten is no open window, whether it is still listed or not
     groups = {
         (record.name, record.incarnation, tuple(record.fenced), record.acknowledged_steps): {
-            index: (g.num_lanes, g.next_sequence, g.next_step, np.maximum(g.open_keys, -1).tolist())
+            index: (
+                g.num_lanes,
+                g.next_sequence,
+                g.next_step,
+                np.where(g.open_keys >= oldest, g.open_keys, -1).tolist(),
+            )
             for index, g in record.groups.items()
         }
         for record in table._admission.actors.values()
@@ -237,10 +243,10 @@ def _damages(path: Path) -> Dict[str, Callable[[], Any]]:
         "format.json": lambda: _flip(path / "format.json", 30),
         "guards": lambda: (path / "guards").write_bytes(b"123"),
         "reward": lambda: rewards.write_bytes(rewards.read_bytes()[:-4]),
-        "priority": lambda: (path / "columns" / "priority").unlink(),
+        "priority": (path / "columns" / "priority").unlink,
         "flags": lambda: (path / "columns" / "flags").write_bytes(bytes(64)),
         "00000000.log": lambda: _flip(log, 400),
-        "chunks/00000000.log": lambda: log.unlink(),
+        "chunks/00000000.log": log.unlink,
         "chunks/00000000.log ": lambda: log.write_bytes(log.read_bytes()[:700]),
     }
 
@@ -359,7 +365,7 @@ def test_a_disk_without_room_for_the_recovery_is_said_and_can_be_retried(
 
     with monkeypatch.context() as patches:
         patches.setattr("services.replay.chunk_log.os.posix_fallocate", full)
-        with pytest.raises(UserError, match="no space is left for .*00000001.log"):
+        with pytest.raises(UserError, match=r"no space is left for .*00000001\.log"):
             durable.open()
     assert durable.open().store.counters.acknowledged == 16
 
@@ -411,33 +417,38 @@ def _live(data: Any, durable: Any, make_chunk: Any, clock: Any, boot: List[str])
             acknowledged = table.store.counters.acknowledged
             assert durable.open().store.counters.acknowledged == acknowledged
         else:
-            if event == "restart":
-                life[:] = [life[0] + 1, 0, 0]
-            life[2] += event == "gap"
-            T = data.draw(st.integers(0, 4))
-            places = st.lists(st.tuples(st.integers(0, max(0, T - 1)), st.integers(0, 1)), max_size=3, unique=True)
-            marks = {kind: data.draw(places) if T else [] for kind in ("ends", "time_outs", "resets")}
-            has_final = data.draw(st.booleans()) and not marks["resets"]
-            cut = has_final and data.draw(st.booleans()) and T > 0
-            chunk = make_chunk(T=T, sequence=life[1], first_step=life[2], cut=cut, final=has_final, **marks)
-            if event == "sick" and T:
-                chunk.reward[data.draw(st.integers(0, T - 1)), 0] = np.nan
-            before_steps = table.info().steps.acknowledged
-            if event == "kill":
-                with pytest.MonkeyPatch.context() as patches:
-                    _kill_at(data.draw(st.sampled_from(STAGES)), patches)
-                    try:
-                        table.insert(name, life[0], chunk, max_wait_s=0.0)
-                    except Killed:
-                        pass
-                table = durable.reopen()
-                assert table.store.counters.acknowledged in (before_steps, before_steps + chunk.num_valid)
-            status = table.insert(name, life[0], chunk, max_wait_s=0.0).status
-            assert status in ((InsertStatus.APPLIED, InsertStatus.DUPLICATE)[: 1 + (event == "kill")])
-            assert table.info().steps.acknowledged == before_steps + chunk.num_valid
-            life[1] += 1
-            life[2] += T
-            if event == "resend":
-                assert table.insert(name, life[0], chunk, max_wait_s=0.0).status is InsertStatus.DUPLICATE
+            _insert(data, durable, make_chunk, event, name, life)
         assert durable.table.check_valid() is None
     durable.drop()
+
+
+def _insert(data: Any, durable: Any, make_chunk: Any, event: str, name: str, life: List[int]) -> None:
+    table = durable.table
+    if event == "restart":
+        life[:] = [life[0] + 1, 0, 0]
+    life[2] += event == "gap"
+    T = data.draw(st.integers(0, 4))
+    places = st.lists(st.tuples(st.integers(0, max(0, T - 1)), st.integers(0, 1)), max_size=3, unique=True)
+    marks = {kind: data.draw(places) if T else [] for kind in ("ends", "time_outs", "resets")}
+    has_final = data.draw(st.booleans()) and not marks["resets"]
+    cut = has_final and data.draw(st.booleans()) and T > 0
+    chunk = make_chunk(T=T, sequence=life[1], first_step=life[2], cut=cut, final=has_final, **marks)
+    if event == "sick" and T:
+        chunk.reward[data.draw(st.integers(0, T - 1)), 0] = np.nan
+    before_steps = table.info().steps.acknowledged
+    if event == "kill":
+        with pytest.MonkeyPatch.context() as patches:
+            _kill_at(data.draw(st.sampled_from(STAGES)), patches)
+            try:
+                table.insert(name, life[0], chunk, max_wait_s=0.0)
+            except Killed:
+                pass
+        table = durable.reopen()
+        assert table.store.counters.acknowledged in (before_steps, before_steps + chunk.num_valid)
+    status = table.insert(name, life[0], chunk, max_wait_s=0.0).status
+    assert status in ((InsertStatus.APPLIED, InsertStatus.DUPLICATE)[: 1 + (event == "kill")])
+    assert table.info().steps.acknowledged == before_steps + chunk.num_valid
+    life[1] += 1
+    life[2] += T
+    if event == "resend":
+        assert table.insert(name, life[0], chunk, max_wait_s=0.0).status is InsertStatus.DUPLICATE
