@@ -1,6 +1,7 @@
 """The boundary oracle: every item of the replay, recomputed from what a scripted environment really did.
 
 `python -m tests.boundary_oracle` runs all scenarios and prints a table; the exit code is 1 unless every item is right.
+With `--mapped` the ring lies in a folder, and the table is dropped and comes back from it every few chunks.
 
 A counter environment numbers its observations and pays distinct powers of 3, so that a sum of rewards says which
 steps are in it. Its episodes end as scripted; an actor reports the facts in chunks; the table makes items. The oracle
@@ -12,15 +13,19 @@ from __future__ import annotations
 
 import itertools
 import sys
+import tempfile
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import numpy as np
 
 from services.common.chunk import TERMINATED, TRUNCATED, VALID, Chunk, FinalObservations
+from services.common.ring_layout import RingFormat
 from services.common.schema import ActionSpec, Schema, TensorSpec
 from services.replay.admission import InsertStatus
 from services.replay.items import StepOutcome
+from services.replay.ring_folder import RingFolder
 from services.replay.table import Table, TableSettings
 
 SCHEMA = Schema((TensorSpec("policy", "float64", (1,)),), ActionSpec((-1.0,), (1.0,)))
@@ -29,6 +34,7 @@ NUM_LANES = 2
 CHUNK_STEPS = 5
 NUM_STEPS = 22  # of each life of an actor
 SMALL_CAPACITY, LARGE_CAPACITY = 37, 4096  # the small one has its seam at another place in every round
+SEGMENT_BYTES = 1 << 18  # of the chunk log
 
 ENDS = ("terminal", "time_out", "both", "killed", "nan", "stopped", "dropped")
 RESETS = ("same_step", "next_step", "disabled")
@@ -166,19 +172,53 @@ def expect(log: Log, start: int, scenario: Scenario) -> Expected:
 class Oracle:
     """Runs one scenario: acts, reports to the table, keeps the log, compares."""
 
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: Scenario, path: Optional[Path] = None, reopen_period: int = 0) -> None:
+        """Begin with an empty table.
+
+        Args:
+            scenario: what happens.
+            path: where the table's ring lies; None: in memory.
+            reopen_period: chunks after which the table is dropped and comes back from its folder.
+        """
         self.scenario = scenario
+        self.path = path
+        self.reopen_period = reopen_period
+        self.num_reported = 0
         capacity = SMALL_CAPACITY if scenario.wraps else LARGE_CAPACITY
         self.capacity = capacity
-        settings = TableSettings(
+        self.settings = TableSettings(
             capacity=capacity, n_step=scenario.n_step, discount=DISCOUNT, max_batch_size=8, max_actor_silence_s=1.0
         )
         self.now_s = 0.0
-        self.table = Table(settings, SCHEMA, clock=lambda: self.now_s)
+        self.folder: Optional[RingFolder] = None
+        self.table = self.open_table()
         self.logs: Dict[Tuple[str, int, int], Log] = {}  # by actor, incarnation, lane
         self.num_rows = 0
         self.quarantined = 0
         self.verdict = Verdict()
+
+    def open_table(self) -> Table:
+        if self.path is not None and self.path.exists():
+            self.folder = RingFolder.open(self.path, "nonce", SEGMENT_BYTES)
+        elif self.path is not None:
+            ring_format = RingFormat("oracle", SCHEMA, self.capacity, self.scenario.n_step, DISCOUNT, "", 0.0)
+            self.folder = RingFolder.create(self.path, ring_format, "nonce", SEGMENT_BYTES)
+        return Table(self.settings, SCHEMA, clock=lambda: self.now_s, folder=self.folder)
+
+    def reopen(self) -> None:
+        """Drop the table as a kill would, and come back: nothing may have changed."""
+        assert self.folder is not None
+        self.folder.close()
+        ring, before = self.table.store.ring, self.table.store.counters
+        columns = {name: ring.column(name).copy() for name in ("status", "priority", "times_sampled", "bootstrap_key")}
+        self.table = self.open_table()
+        if self.table.store.counters != before:
+            self.verdict.wrong.append(f"{self.scenario}: came back with {self.table.store.counters}, not {before}")
+        for name, column in columns.items():
+            here = columns["status"] == StepOutcome.ITEM if name == "bootstrap_key" else slice(None)
+            if not np.array_equal(self.table.store.ring.column(name)[here], column[here]):
+                self.verdict.wrong.append(f"{self.scenario}: column {name} came back changed")
+        self.compare()
 
     def start_actor(self, index: int, life: int) -> Actor:
         lanes = [CounterLane(self.scenario, 100_000 * index + 10_000 * life + 1_000 * b, b) for b in range(NUM_LANES)]
@@ -216,6 +256,9 @@ class Oracle:
             actor.lost_chunk = False
         self._write_log(actor, rows, stops)
         self.compare()
+        self.num_reported += 1
+        if self.reopen_period and self.num_reported % self.reopen_period == 0:
+            self.reopen()
 
     def _chunk(self, actor: Actor, rows: List[List[Row]], first_step: int) -> Chunk:
         T, B = len(rows), NUM_LANES
@@ -303,9 +346,9 @@ class Oracle:
             )
 
 
-def run(scenario: Scenario) -> Verdict:
-    """Play one scenario to its end."""
-    oracle = Oracle(scenario)
+def run(scenario: Scenario, path: Optional[Path] = None, reopen_period: int = 0) -> Verdict:
+    """Play one scenario to its end; see Oracle for the other arguments."""
+    oracle = Oracle(scenario, path, reopen_period)
     cuts = [scenario.first_cut] if scenario.first_cut else []
     while sum(cuts) < NUM_STEPS:
         cuts.append(min(CHUNK_STEPS, NUM_STEPS - sum(cuts)))
@@ -326,14 +369,26 @@ def run(scenario: Scenario) -> Verdict:
         oracle.now_s += 2.0  # this time nobody brings the news
         oracle.table.expire_actors()
         oracle.compare()
+    if oracle.folder is not None:
+        oracle.reopen()
+        oracle.folder.close()
     return oracle.verdict
 
 
-def main() -> int:
-    """Run all scenarios, print a line for each way to end and to reset."""
+def main(reopen_period: int = 0, stride: int = 1) -> int:
+    """Run the scenarios, print a line for each way to end and to reset.
+
+    Args:
+        reopen_period: chunks after which the table comes back from its folder; 0: it is in memory.
+        stride: of the scenarios, only each so many-th is run.
+    """
     table: Dict[Tuple[str, str], Verdict] = {}
-    for scenario in scenarios():
-        verdict = run(scenario)
+    for number, scenario in enumerate(itertools.islice(scenarios(), None, None, stride)):
+        if reopen_period:
+            with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+                verdict = run(scenario, Path(folder) / "ring", 1 + number % reopen_period)
+        else:
+            verdict = run(scenario)
         row = table.setdefault((scenario.end, scenario.reset), Verdict())
         row.items += verdict.items
         row.wrong += verdict.wrong
@@ -344,9 +399,9 @@ def main() -> int:
     wrong = [line for verdict in table.values() for line in verdict.wrong]
     for line in wrong[:10]:
         print(line)
-    print(f"{sum(1 for _ in scenarios())} scenarios, {sum(v.items for v in table.values())} items, {len(wrong)} wrong")
+    print(f"{number + 1} scenarios, {sum(v.items for v in table.values())} items, {len(wrong)} wrong")
     return 1 if wrong or not all(verdict.items for verdict in table.values()) else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(reopen_period=3 if "--mapped" in sys.argv else 0))

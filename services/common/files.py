@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from pathlib import Path
 
@@ -11,8 +12,13 @@ from services.common.errors import UserError
 FILE_MODE = 0o640  # the group of the services may read
 
 
-def write_atomically(file: Path, data: bytes) -> None:
+def write_atomically(file: Path, data: bytes, mode: int = 0) -> None:
     """Write aside, fsync, rename: a crash at any instant leaves the old file or the new one.
+
+    Args:
+        file: its folder is made if need be.
+        data: the whole content.
+        mode: of the file; 0: as the process's umask has it.
 
     Raises:
         UserError: the disk is full or the folder cannot be written; the old file is untouched.
@@ -24,6 +30,8 @@ def write_atomically(file: Path, data: bytes) -> None:
         with aside.open("wb") as stream:
             stream.write(data)
             stream.flush()
+            if mode:
+                os.fchmod(stream.fileno(), mode)
             os.fsync(stream.fileno())
         aside.replace(file)
         sync_folder(file.parent)
@@ -33,6 +41,18 @@ def write_atomically(file: Path, data: bytes) -> None:
         raise UserError(
             f"cannot write {str(file)!r}: {error.strerror}; free some space or choose another run.folder"
         ) from None
+
+
+def storage_error(file: Path, error: OSError, need: str) -> UserError:
+    """The sentence for a file that could not be written: `need` says what for."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return UserError(f"no space is left for {str(file)!r}, and {need}: free some space or choose another folder")
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return UserError(
+            f"{str(file)!r} cannot be written ({error.strerror}), and {need}: make the folder writable for this user, "
+            "or choose another folder"
+        )
+    return UserError(f"{str(file)!r} cannot be written, and {need}: {error.strerror}")
 
 
 def sync_folder(folder: Path) -> None:

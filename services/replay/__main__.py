@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from pathlib import Path
-from typing import Optional
+from typing import List, Optional
 
 from services.common.config.run import RunConfig
 from services.common.errors import UserError
@@ -13,11 +14,14 @@ from services.common.lifecycle import Lifecycle
 from services.common.log import Log
 from services.common.metrics import Metrics
 from services.common.peer import Peer
+from services.common.ring_layout import RingFormat
 from services.common.rpc import Server
 from services.common.schema import Schema
 from services.common.service import main
+from services.replay.footprint import in_words, rows_for, total_bytes
 from services.replay.metrics import TableCollector
 from services.replay.quarantine_dump import QuarantineDump
+from services.replay.ring_folder import RingFolder
 from services.replay.sampler import SamplerSettings
 from services.replay.servicer import ReplayServicer
 from services.replay.table import Table, TableSettings, make_limiter
@@ -26,25 +30,31 @@ from shoal.v1 import experience_pb2, replay_pb2_grpc
 MAX_WORKERS = 64  # calls at once; half of them may be inserts that wait
 EXPIRY_PERIOD_S = 1.0
 MAX_DUMP_BYTES = 64 << 20  # of all quarantine dumps together
+POPULATE_BYTES, POPULATE_PERIOD_S = 1 << 20, 0.002  # a piece holds inserts up for less than a millisecond
 
 
 def run(config: RunConfig, lifecycle: Lifecycle, log: Log) -> None:
     """The replay's life."""
     replay = config.replay
-    try:
-        settings = table_settings(config)
-        make_limiter(settings)
-    except ValueError as error:
-        raise UserError(str(error)) from None
-
+    if replay.capacity_rows is not None:
+        checked_settings(config, replay.capacity_rows)
     dump = make_dump(config, log)
-
-    def make_table(schema: Schema) -> Table:
-        return Table(settings, schema, clock=time.monotonic)
-
     peer = Peer(config.run.name, experience_pb2.ROLE_UNSPECIFIED, "replay")
+    tables = Tables(config, nonce=f"{peer.incarnation:016x}", log=log)
+    failures: List[UserError] = []
+
+    def fail(error: UserError) -> None:
+        failures.append(error)
+        lifecycle.stop(str(error))
+
     servicer = ReplayServicer(
-        run_id=config.run.name, incarnation=peer.incarnation, make_table=make_table, log=log, dump=dump
+        run_id=config.run.name,
+        incarnation=peer.incarnation,
+        make_table=tables.make,
+        log=log,
+        table=tables.reopen(),
+        fail=fail,
+        dump=dump,
     )
     server = Server(replay.addresses[0], max_workers=MAX_WORKERS, option_name="replay.addresses")
     server.add(replay_pb2_grpc.add_ReplayServiceServicer_to_server, servicer)
@@ -54,21 +64,118 @@ def run(config: RunConfig, lifecycle: Lifecycle, log: Log) -> None:
     lifecycle.on_stop(lambda: servicer.interrupt("the replay is stopping"))
     server.start()
     log.info("replay listens", address=server.address, metrics_port=metrics_port, run=config.run.name)
+    lifecycle.spawn("populate", lambda: tables.populate(lifecycle.stopping))
     try:
         while not lifecycle.stopping.wait(EXPIRY_PERIOD_S):
             if servicer.table is not None:
+                servicer.table.note_state()
                 for actor in servicer.table.expire_actors():
                     log.warning("an actor is silent: its open windows are closed", actor=actor)
     finally:
         server.stop()
         metrics.stop()
+        if servicer.table is not None and not failures:
+            servicer.table.note_state()
+    if failures:
+        raise failures[0]
 
 
-def table_settings(config: RunConfig) -> TableSettings:
-    """The table's settings out of the whole run file."""
+class Tables:
+    """Makes the run's one table: of the folder that is there, or for the first actor's schema."""
+
+    def __init__(self, config: RunConfig, *, nonce: str, log: Log) -> None:
+        self._config = config
+        self._nonce = nonce
+        self._log = log
+        self._folder: Optional[RingFolder] = None
+        data_dir = config.replay.data_dir
+        self._path = Path(data_dir) / config.run.name if data_dir else None
+
+    def reopen(self) -> Optional[Table]:
+        """The table that the run's folder holds, or None if there is none yet.
+
+        Raises:
+            UserError: the folder is in use, damaged, or does not fit the run file.
+        """
+        if self._path is None or not self._path.exists():
+            return None
+        began_s = time.monotonic()
+        folder = RingFolder.open(self._path, self._nonce)
+        had = folder.format
+        table = self._table(had.schema, folder)
+        info = table.info()
+        self._log.info(
+            "the ring is back",
+            folder=str(self._path),
+            rows=info.rows,
+            items=info.num_items,
+            seconds=round(time.monotonic() - began_s, 2),
+        )
+        if (had.n_step, had.discount) != (info.n_step, info.discount):
+            self._log.info("its items are rebuilt", n_step=info.n_step, discount=info.discount)
+        return table
+
+    def make(self, schema: Schema) -> Table:
+        """An empty table.
+
+        Raises:
+            UserError: its folder cannot be made, or the settings do not fit together.
+        """
+        folder = None
+        if self._path is not None:
+            replay = self._config.replay
+            ring_format = RingFormat(
+                self._config.run.name,
+                schema,
+                self._capacity(schema),
+                replay.n_step,
+                replay.discount,
+                boot_id="",
+                made_wall_s=time.time(),
+            )
+            folder = RingFolder.create(self._path, ring_format, self._nonce)
+        return self._table(schema, folder)
+
+    def populate(self, stopping: threading.Event) -> None:
+        """Take in the pages of a mapped ring ahead of its head, in pieces, until all are there."""
+        while not stopping.wait(POPULATE_PERIOD_S):
+            if self._folder is not None and not self._folder.populate(POPULATE_BYTES):
+                return
+
+    def _capacity(self, schema: Schema) -> int:
+        replay = self._config.replay
+        if replay.memory is None:
+            return replay.capacity_rows or 0
+        return rows_for(replay.memory, schema)
+
+    def _table(self, schema: Schema, folder: Optional[RingFolder]) -> Table:
+        capacity = self._capacity(schema)
+        settings = checked_settings(self._config, capacity)
+        table = Table(settings, schema, clock=time.monotonic, folder=folder)
+        self._folder = folder
+        self._log.info("the table", rows=capacity, takes=in_words(total_bytes(capacity, schema)), schema=schema.digest)
+        return table
+
+
+def checked_settings(config: RunConfig, capacity: int) -> TableSettings:
+    """The settings of a table of `capacity` rows.
+
+    Raises:
+        UserError: they do not fit together, or could deadlock.
+    """
+    try:
+        settings = table_settings(config, capacity)
+        make_limiter(settings)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    return settings
+
+
+def table_settings(config: RunConfig, capacity: int) -> TableSettings:
+    """The table's settings out of the whole run file, for `capacity` rows."""
     replay, learner = config.replay, config.learner
     return TableSettings(
-        capacity=replay.capacity,
+        capacity=capacity,
         n_step=replay.n_step,
         discount=replay.discount,
         sampling=SamplerSettings(

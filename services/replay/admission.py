@@ -35,6 +35,7 @@ class LaneGroup:
     next_sequence: int
     next_step: int  # index of the step that would follow without a gap
     open_keys: npt.NDArray[np.int64]  # [n_step, num_lanes], rows whose windows are open, aligned to the end; -1: none
+    may_jump: bool = False  # the replay is older than its actor: chunks in between are lost for good
 
 
 @dataclass
@@ -67,13 +68,18 @@ class Admission:
 
     A resend is harmless: (actor, incarnation, lane group, sequence) is applied once. A chunk that is ahead of its turn
     is refused, never parked. An incarnation that was not seen before is the newer one, and fences the older for good.
-    A lane group that is not known may begin at any sequence, since the replay may be the one that restarted.
+    A lane group that is not known may begin at any sequence, since the replay may be the one that restarted; so may one
+    of a replay that came back older than it was (a snapshot, a crash of the machine), above what it knows.
     """
 
     def __init__(self, n_step: int) -> None:
         self._n_step = n_step
         self.actors: Dict[str, ActorRecord] = {}
         self.names: List[str] = []  # by index
+
+    def take_over(self, other: Admission) -> None:
+        """Know from now on what `other` knows."""
+        self.actors, self.names = other.actors, other.names
 
     def judge(self, actor: str, incarnation: int, chunk: Chunk) -> Verdict:
         """Say whether `chunk` may be applied now; changes nothing."""
@@ -98,7 +104,7 @@ class Admission:
         awaited, sequence = group.next_sequence, chunk.sequence
         if sequence < awaited:
             return InsertStatus.DUPLICATE, f"sequence {sequence} of {where} was acknowledged before"
-        if sequence > awaited:
+        if sequence > awaited and not group.may_jump:
             return (
                 InsertStatus.OUT_OF_ORDER,
                 f"{where} sent sequence {sequence} while {awaited} is awaited; send that one first",
@@ -114,6 +120,11 @@ class Admission:
             )
             return InsertStatus.REFUSED, f"{already} before; number the steps of a life without going back"
         return InsertStatus.APPLIED, ""
+
+    def is_news(self, actor: str, incarnation: int) -> bool:
+        """Whether this life of `actor` was not heard of before."""
+        record = self.actors.get(actor)
+        return record is None or record.incarnation != incarnation
 
     def enter(self, actor: str, incarnation: int, now_s: float) -> List[LaneGroup]:
         """Make `incarnation` the living one of `actor`.
@@ -148,6 +159,7 @@ class Admission:
 
     def acknowledge(self, record: ActorRecord, group: LaneGroup, chunk: Chunk) -> None:
         """Move on behind an applied chunk."""
+        group.may_jump = False
         group.next_sequence = chunk.sequence + 1
         group.next_step = chunk.first_step + chunk.num_steps
         record.acknowledged_steps += chunk.num_valid

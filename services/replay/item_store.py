@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 import numpy as np
 import numpy.typing as npt
 
 from services.common.batch import Batch
-from services.common.chunk import Chunk
+from services.common.chunk import TERMINATED, TRUNCATED, VALID, Chunk
 from services.common.schema import Schema
 from services.replay.items import StepOutcome, Timeline, build_windows
-from services.replay.priorities import PriorityOutcome, priority_of
+from services.replay.priorities import MAX_PRIORITY, MIN_PRIORITY, PriorityOutcome, priority_of
 from services.replay.rate_limiter import Stock
 from services.replay.ring import Allocate, Ring, in_memory
 from services.replay.sampler import Sampler, SamplerSettings
 from services.replay.version_history import VersionHistory
 
 Keys = npt.NDArray[np.int64]
+
+HAS_FINAL, TAKEN_OUT = 8, 16  # further bits of the flags column: a final observation follows; the lane was quarantined
 
 
 @dataclass
@@ -70,6 +72,10 @@ class Draw:
     inserted_s: List[npt.NDArray[np.float64]]  # [N] a batch, the clock at insertion
 
 
+def _unrecorded(_first_key: int) -> None:
+    """What a store in memory does to make a chunk durable."""
+
+
 class ItemStore:
     """Turns chunks into rows and items, draws items, and keeps their priorities."""
 
@@ -83,6 +89,7 @@ class ItemStore:
         sampling: SamplerSettings,
         history: Optional[VersionHistory] = None,
         allocate: Allocate = in_memory,
+        guards: Optional[npt.NDArray[np.int64]] = None,
     ) -> None:
         if n_step < 1:
             raise ValueError(f"n_step is {n_step}; it must be at least 1")
@@ -90,7 +97,7 @@ class ItemStore:
             raise ValueError(f"discount is {discount}; it must lie in [0, 1]")
         self.n_step = n_step
         self.discount = discount
-        self.ring = Ring(capacity, schema, allocate)
+        self.ring = Ring(capacity, schema, allocate, guards)
         self.sampler = Sampler(self.ring, sampling, history or VersionHistory())
         self.counters = StepCounters()
 
@@ -113,13 +120,16 @@ class ItemStore:
             is_full=self.ring.num_rows == self.ring.capacity,
         )
 
-    def insert(self, chunk: Chunk, lane_open_keys: Keys, intake: Intake) -> Keys:
+    def insert(
+        self, chunk: Chunk, lane_open_keys: Keys, intake: Intake, record: Callable[[int], None] = _unrecorded
+    ) -> Keys:
         """Write the rows of a chunk from which quarantined lanes were taken, and close the windows it completes.
 
         Args:
             chunk: T >= 1 steps of B lanes; at most `capacity` rows with the final observations.
             lane_open_keys: <int64>[n_step, B], of the lane group, as the last call returned it.
             intake: what else there is to know about the chunk.
+            record: called with the first key when all is written and before it counts: what makes the chunk durable.
 
         Returns:
             The group's new `lane_open_keys`.
@@ -128,7 +138,6 @@ class ItemStore:
         first_key = self.ring.reserve(num_rows + num_final)
         evicted = self._evict(first_key, num_rows + num_final)
         self._write(first_key, chunk, intake)
-        self.ring.commit()
         self.counters.acknowledged += chunk.num_valid + intake.quarantined_steps
         self.counters.quarantined += intake.quarantined_steps
         self.counters.resident += chunk.num_valid
@@ -144,7 +153,10 @@ class ItemStore:
             final_key=np.concatenate((past.final_key, final_key.reshape(shape))),
             severed=np.concatenate((past.severed, np.zeros(shape, np.bool_))),
         )
-        return self._settle(timeline, evicted)
+        open_keys = self._settle(timeline, evicted)
+        record(first_key)
+        self.ring.commit()
+        return open_keys
 
     def close(self, lane_open_keys: Keys) -> None:
         """Close the open windows of a lane group with what is known: nothing will follow."""
@@ -165,6 +177,8 @@ class ItemStore:
             counters.overwritten += unripe + len(items)
             self.ring.status[slots] = StepOutcome.NO_STEP
             self.ring.priority[slots] = 0.0
+            self.sampler.forget(items)
+            self.ring.times_sampled[slots] = 0
             gone.append(items)
         return np.concatenate(gone) if gone else np.zeros(0, np.int64)
 
@@ -180,7 +194,7 @@ class ItemStore:
             {
                 "action": chunk.action.reshape(num_rows, *chunk.action.shape[2:]),
                 "reward": chunk.reward.reshape(-1),
-                "flags": chunk.flags.reshape(-1),
+                "flags": _stored_flags(chunk, intake.quarantined),
                 "policy_version": np.repeat(chunk.policy_version, num_lanes),
                 "q_taken": chunk.q_taken.reshape(-1),
                 "value": chunk.value.reshape(-1),
@@ -225,11 +239,9 @@ class ItemStore:
         is_open = windows.outcome == StepOutcome.OPEN
         slots = ring.slots(timeline.key[is_item])
         lost = ring.slots(timeline.key[windows.outcome == StepOutcome.LOST])
-        self.sampler.forget(evicted)
         ring.n_step_return[slots] = windows.n_step_return[is_item]
         ring.discount[slots] = windows.discount[is_item]
         ring.bootstrap_key[slots] = windows.bootstrap_key[is_item]
-        ring.times_sampled[slots] = 0
         ring.priority[slots] = self._first_priority(
             slots, windows.n_step_return[is_item], windows.discount[is_item], windows.bootstrap_key[is_item]
         )
@@ -260,6 +272,21 @@ class ItemStore:
         if not known.all():
             p[~known] = self.sampler.largest_priority()
         return p
+
+    def adopt_items(self) -> None:
+        """Draw from now on what the ring's columns say is an item; one without a sound priority gets its first."""
+        ring = self.ring
+        slots = np.flatnonzero(ring.status == StepOutcome.ITEM)
+        sound = (ring.priority[slots] >= MIN_PRIORITY) & (ring.priority[slots] <= MAX_PRIORITY)
+        fresh = slots[~sound]
+        ring.priority[fresh] = 0.0
+        ring.priority[fresh] = self._first_priority(
+            fresh,
+            ring.n_step_return[fresh].astype(np.float64),
+            ring.discount[fresh].astype(np.float64),
+            ring.bootstrap_key[fresh],
+        )
+        self.sampler.rebuild()
 
     def draw(self, rng: np.random.Generator, num_batches: int, batch_size: int) -> Draw:
         """Draw batches by the sampler and copy their rows out.
@@ -323,3 +350,12 @@ class ItemStore:
         if not ring.is_resident(ring.bootstrap_key[is_item]).all():
             return "an item's bootstrap row is not in the ring"
         return None
+
+
+def _stored_flags(chunk: Chunk, taken_out: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
+    """The flags column <uint8>[T * B] of a chunk: enough to make its items again from the ring alone."""
+    flags = chunk.flags & np.uint8(VALID | TERMINATED | TRUNCATED)
+    flags[:, taken_out] |= TAKEN_OUT
+    flat = flags.reshape(-1)
+    flat[chunk.final.step] |= HAS_FINAL
+    return flat

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
+import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
+from services.common.ring_layout import NUM_GUARDS, all_columns, fact_columns
 from services.common.schema import Schema
 
 Allocate = Callable[[str, Tuple[int, ...], "np.dtype[Any]"], npt.NDArray[Any]]
@@ -24,34 +26,61 @@ class Ring:
     tell afterwards whether they were intact: key >= reserved - capacity.
     """
 
-    def __init__(self, capacity: int, schema: Schema, allocate: Allocate = in_memory) -> None:
+    def __init__(
+        self,
+        capacity: int,
+        schema: Schema,
+        allocate: Allocate = in_memory,
+        guards: Optional[npt.NDArray[np.int64]] = None,
+    ) -> None:
+        """Lay out the columns.
+
+        Args:
+            capacity: rows.
+            schema: of the experience.
+            allocate: makes a column.
+            guards: <int64>[2] where reserved and committed are kept for others to see; None: nowhere.
+        """
         if capacity < 1:
             raise ValueError(f"the replay's capacity is {capacity} rows; it must be at least 1")
         self.capacity = capacity
         self.schema = schema
-        self.reserved = 0  # keys below this were handed out
-        self.committed = 0  # keys below this were written
+        self._guards = np.zeros(NUM_GUARDS, np.int64) if guards is None else guards
+        self.reserved = int(self._guards[0])  # keys below this were handed out
+        self.committed = int(self._guards[1])  # keys below this were written
+        specs = {spec.name: spec for spec in all_columns(schema)}
 
-        def column(name: str, dtype: str, shape: Tuple[int, ...] = ()) -> npt.NDArray[Any]:
-            return allocate(name, (capacity, *shape), np.dtype(dtype))
+        def column(name: str) -> npt.NDArray[Any]:
+            return allocate(name, (capacity, *specs[name].shape), np.dtype(specs[name].dtype))
 
         self.observation: Dict[str, npt.NDArray[Any]] = {
-            spec.name: column(f"observation.{spec.name}", spec.dtype, spec.shape) for spec in schema.observation
+            spec.name: column(f"observation.{spec.name}") for spec in schema.observation
         }
-        self.action: npt.NDArray[Any] = column("action", schema.action.dtype, schema.action.shape)
-        self.reward: npt.NDArray[np.float32] = column("reward", "float32")
-        self.flags: npt.NDArray[np.uint8] = column("flags", "uint8")
-        self.policy_version: npt.NDArray[np.int64] = column("policy_version", "int64")
-        self.q_taken: npt.NDArray[np.float32] = column("q_taken", "float32")
-        self.value: npt.NDArray[np.float32] = column("value", "float32")
-        self.inserted_s: npt.NDArray[np.float64] = column("inserted_s", "float64")  # the table's clock
-        self.actor: npt.NDArray[np.int32] = column("actor", "int32")  # index of the actor's record
-        self.status: npt.NDArray[np.uint8] = column("status", "uint8")  # items.StepOutcome
-        self.n_step_return: npt.NDArray[np.float32] = column("n_step_return", "float32")
-        self.discount: npt.NDArray[np.float32] = column("discount", "float32")
-        self.bootstrap_key: npt.NDArray[np.int64] = column("bootstrap_key", "int64")
-        self.priority: npt.NDArray[np.float64] = column("priority", "float64")  # raw p; 0 where there is no item
-        self.times_sampled: npt.NDArray[np.int64] = column("times_sampled", "int64")
+        self.action: npt.NDArray[Any] = column("action")
+        self.reward: npt.NDArray[np.float32] = column("reward")
+        self.flags: npt.NDArray[np.uint8] = column("flags")
+        self.policy_version: npt.NDArray[np.int64] = column("policy_version")
+        self.q_taken: npt.NDArray[np.float32] = column("q_taken")
+        self.value: npt.NDArray[np.float32] = column("value")
+        self.inserted_s: npt.NDArray[np.float64] = column("inserted_s")  # the table's clock
+        self.actor: npt.NDArray[np.int32] = column("actor")  # index of the actor's record
+        self.status: npt.NDArray[np.uint8] = column("status")  # items.StepOutcome
+        self.n_step_return: npt.NDArray[np.float32] = column("n_step_return")
+        self.discount: npt.NDArray[np.float32] = column("discount")
+        self.bootstrap_key: npt.NDArray[np.int64] = column("bootstrap_key")
+        self.priority: npt.NDArray[np.float64] = column("priority")  # raw p; 0 where there is no item
+        self.times_sampled: npt.NDArray[np.int32] = column("times_sampled")
+
+        # Read-only views: the checksum takes nothing else, and copies nothing.
+        self._facts = [self.column(spec.name).view() for spec in fact_columns(schema)]
+        for view in self._facts:
+            view.flags.writeable = False
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """A whole column by its name in the layout: "reward", "observation.policy"."""
+        prefix, _, tensor = name.partition(".")
+        column: npt.NDArray[Any] = self.observation[tensor] if prefix == "observation" else getattr(self, name)
+        return column
 
     @property
     def oldest_key(self) -> int:
@@ -93,19 +122,33 @@ class Ring:
             raise ValueError(f"{num_rows} rows do not fit into a ring of {self.capacity}")
         first_key = self.reserved
         self.reserved += num_rows
+        self._guards[0] = self.reserved  # before any row is touched: whoever reads without a lock must know
         return first_key
 
     def write(self, first_key: int, columns: Mapping[str, npt.NDArray[Any]]) -> None:
         """Write rows [M, ...] of named columns ("reward", "observation.policy", ...) from `first_key` on."""
         for name, rows in columns.items():
-            prefix, _, tensor = name.partition(".")
-            column = self.observation[tensor] if prefix == "observation" else getattr(self, name)
+            column = self.column(name)
             for slots, index in self.segments(first_key, len(rows)):
                 column[slots] = rows[index]
 
     def commit(self) -> None:
         """Say that all rows reserved so far are written."""
         self.committed = self.reserved
+        self._guards[1] = self.committed
+
+    def reserve_up_to(self, key: int) -> None:
+        """Count all keys below `key` as handed out, as they were before a restart."""
+        self.reserved = max(self.reserved, key)
+        self._guards[0] = self.reserved
+
+    def checksum(self, first_key: int, num_rows: int) -> int:
+        """CRC32C of what was reported in `num_rows` rows from `first_key` on, in the order of the layout's columns."""
+        crc = 0
+        for column in self._facts:
+            for slots, _ in self.segments(first_key, num_rows):
+                crc = google_crc32c.extend(crc, column[slots])
+        return int(crc)
 
     def check_valid(self) -> Optional[str]:
         """What is wrong with the ring, or None."""

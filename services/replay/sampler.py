@@ -167,12 +167,12 @@ class Sampler:
         column, total = self._ring.times_sampled, self._part_tree.total
         if not self._limit:
             slots = self.tree.draw_stratified(rng, num_batches, batch_size).reshape(-1)
-            before = column[slots]
+            before = column[slots].astype(np.int64)
             np.add.at(column, slots, 1)
         else:
             slots = self._draw_limited(rng, num_batches, batch_size)
             drawn, place, draws = np.unique(slots, return_inverse=True, return_counts=True)
-            before = column[slots] - draws[place]
+            before = column[slots].astype(np.int64) - draws[place]
         priority = self._rule.priority(self._ring.priority[slots], before)
         if self._limit:  # the draws have zeroed leaves on their way
             part = leaf_of(priority, self._exponent)
@@ -277,7 +277,7 @@ class Sampler:
         ring = self._ring
         if not self._limit and not self._rule.uses_visits:
             return leaf_of(ring.priority[slots], self._exponent)
-        times = ring.times_sampled[slots]
+        times = ring.times_sampled[slots].astype(np.int64)
         part = leaf_of(self._rule.priority(ring.priority[slots], times), self._exponent)
         if self._limit:
             part[times >= self._limit] = 0.0

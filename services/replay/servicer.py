@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any, Callable, Optional
+from pathlib import Path
+from typing import Any, Callable, NoReturn, Optional
 
 import grpc
 import numpy as np
@@ -18,11 +19,14 @@ from services.common.codec import (
     encode_schema,
     encode_tensor,
 )
+from services.common.errors import UserError
 from services.common.log import Log
 from services.common.peer import objection
+from services.common.ring_layout import NONCE_FILE
 from services.common.rpc import refuse
 from services.common.schema import Schema, SchemaError
 from services.replay.admission import InsertStatus
+from services.replay.chunk_log import RingBroken
 from services.replay.priorities import PriorityOutcome
 from services.replay.quarantine_dump import QuarantineDump
 from services.replay.table import InspectOrder, SampleStatus, Table
@@ -43,14 +47,28 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         incarnation: int,
         make_table: Callable[[Schema], Table],
         log: Log,
+        fail: Callable[[UserError], None],
+        table: Optional[Table] = None,
         dump: Optional[QuarantineDump] = None,
     ) -> None:
+        """Serve one run.
+
+        Args:
+            run_id: other runs' peers are refused.
+            incarnation: random id of this life.
+            make_table: makes the table of a schema.
+            log: where unusual things are noted.
+            fail: told of what ends the process: no table can be made, or nothing can be written down any more.
+            table: one that came back from its folder.
+            dump: where lanes with values that are not finite are kept; None: nowhere.
+        """
         self._run_id = run_id
         self._incarnation = incarnation
         self._make_table = make_table
         self._log = log
         self._dump = dump
-        self._table: Optional[Table] = None
+        self._fail = fail
+        self._table = table
         self._introduced = threading.Condition()
         self._stop_reason = ""
 
@@ -82,9 +100,13 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         except SchemaError as error:
             self._log.warning("a chunk is refused", actor=request.peer.name, reason=str(error))
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the chunk is refused: {error}")
-        result = table.insert(
-            request.peer.name, request.peer.incarnation, chunk, max_wait_s=min(request.max_wait_seconds, MAX_WAIT_S)
-        )
+        except UserError as error:
+            self._give_up(error, context)
+        max_wait_s = min(request.max_wait_seconds, MAX_WAIT_S)
+        try:
+            result = table.insert(request.peer.name, request.peer.incarnation, chunk, max_wait_s=max_wait_s)
+        except RingBroken as error:
+            self._give_up(error, context)
         if len(result.quarantined_lanes):
             self._log.warning(
                 "lanes are quarantined: values that are not finite",
@@ -101,7 +123,7 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
     ) -> replay_pb2.SampleResponse:
         refuse(context, objection(request.peer, self._run_id))
         if request.transport == replay_pb2.TRANSPORT_MAPPED:
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "this ring is in memory: ask for TRANSPORT_GRPC")
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "this replay sends rows: ask for TRANSPORT_GRPC")
         max_wait_s = min(request.max_wait_seconds, MAX_WAIT_S)
         began = time.monotonic()
         table = self._wait_for_table(max_wait_s)
@@ -143,6 +165,9 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         if table is not None:
             response.schema.CopyFrom(encode_schema(table.schema))
             _fill_info(response, table)
+            if table.folder is not None:
+                response.mapped_folder = str(table.folder.path.resolve())
+                response.nonce_file = str(table.folder.path.resolve() / NONCE_FILE)
         return response
 
     def Inspect(  # noqa: N802
@@ -167,7 +192,20 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         self, request: replay_pb2.SnapshotRequest, context: grpc.ServicerContext
     ) -> replay_pb2.SnapshotResponse:
         refuse(context, objection(request.peer, self._run_id))
-        context.abort(grpc.StatusCode.UNIMPLEMENTED, "this replay keeps its ring in memory and takes no snapshots")
+        if self._table is None:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "no actor has introduced itself yet: nothing to copy")
+        try:
+            copied = self._table.snapshot(Path(request.folder))
+        except UserError as error:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        self._log.info("a snapshot is taken", folder=request.folder, steps=copied.steps, seconds=copied.seconds)
+        return replay_pb2.SnapshotResponse(steps=copied.steps, bytes=copied.num_bytes, seconds=copied.seconds)
+
+    def _give_up(self, error: UserError, context: grpc.ServicerContext) -> NoReturn:
+        """End the process: what the caller sent is not acknowledged, and may be sent to the next life."""
+        self._fail(error)
+        context.abort(grpc.StatusCode.UNAVAILABLE, f"the replay ends: {error}")
+        raise error
 
     def _table_for(self, request: replay_pb2.InsertRequest) -> Optional[Table]:
         """The table of the caller's schema, made if it is the first; None: the schema must be sent.

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Callable, Dict, List, Optional
 
 import numpy as np
 import numpy.typing as npt
 
 from services.common.chunk import Chunk
+from services.common.errors import UserError
 from services.common.schema import Schema
 from services.replay.admission import ActorRecord, Admission, InsertStatus, LaneGroup
 from services.replay.inspection import InspectOrder, describe_item, find_items, histograms
 from services.replay.item_store import Intake, ItemStore
 from services.replay.items import StepOutcome
+from services.replay.journal import Journal, open_journal
 from services.replay.priorities import PriorityOutcome
 from services.replay.quarantine import SickLane, describe_sick, non_finite_lanes, without_lanes
 from services.replay.rate_limiter import RateLimiter
-from services.replay.refusal import why_refused
-from services.replay.ring import Allocate, in_memory
+from services.replay.refusal import Refusal, why_refused
+from services.replay.ring import in_memory
+from services.replay.ring_folder import RingFolder
+from services.replay.snapshot import Copied, Snapshots
 from services.replay.table_info import (
     ActorInfo,
     Histogram,
@@ -69,18 +75,21 @@ class Table:
         schema: Schema,
         *,
         clock: Callable[[], float],
-        allocate: Allocate = in_memory,
+        folder: Optional[RingFolder] = None,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """Make an empty table.
+        """Make a table: an empty one, or the one that `folder` holds.
 
         Args:
             settings: see TableSettings.
             schema: what every chunk must look like (`Chunk.check` is the caller's to call).
             clock: monotonic seconds.
-            allocate: makes the ring's columns.
+            folder: where the ring lies, opened; None: in memory.
+            wall_clock: seconds since 1970, for ages that outlive the machine's monotonic clock.
 
         Raises:
             ValueError: a setting is out of range, or two of them could deadlock; the message has the arithmetic.
+            UserError: the folder's ring has another capacity, or is damaged.
         """
         if settings.max_batch_size > settings.capacity:
             raise ValueError(
@@ -92,8 +101,11 @@ class Table:
                 f"max_waiting_inserts is {settings.max_waiting_inserts} and max_actor_silence_s "
                 f"{settings.max_actor_silence_s}; they must be at least 0, and above 0"
             )
+        if folder is not None:
+            folder.check_fits(settings.capacity, schema)
         self.settings = settings
         self.schema = schema
+        self.folder = folder
         self._history = VersionHistory()
         self.store = ItemStore(
             capacity=settings.capacity,
@@ -102,10 +114,12 @@ class Table:
             discount=settings.discount,
             sampling=settings.sampling,
             history=self._history,
-            allocate=allocate,
+            allocate=folder.allocate if folder else in_memory,
+            guards=folder.guards if folder else None,
         )
         self._limiter = make_limiter(settings)
         self._admission = Admission(settings.n_step)
+        self._journal = Journal()
         self._rng = np.random.default_rng(settings.seed)
         self._clock = clock
         self._condition = threading.RLock()
@@ -113,6 +127,12 @@ class Table:
         self._clamped_priorities = 0
         self._updates = {"applied": 0, "stale": 0, "rejected": 0, "superseded": 0}
         self._refused_chunks: Dict[str, int] = {}
+        self._snapshots: Optional[Snapshots] = None
+        if folder is not None:
+            clocks = {"now": clock, "wall": wall_clock}
+            journal = open_journal(folder, self.store, self._admission, self._limiter, clocks)
+            self._journal = journal
+            self._snapshots = Snapshots(folder, self.store.ring, journal.hold, self._condition)
 
     # Inserting
 
@@ -129,14 +149,10 @@ class Table:
         lanes = non_finite_lanes(chunk) if chunk.num_steps > 0 else np.zeros(0, np.bool_)
         clean = without_lanes(chunk, lanes) if chunk.num_steps > 0 else chunk
         with self._condition:
-            verdict = self._admission.judge(actor, incarnation, chunk)
-            if verdict.status is InsertStatus.APPLIED and refusal is not None:
-                self._refused_chunks[refusal.word] = self._refused_chunks.get(refusal.word, 0) + 1
-                return InsertResult(InsertStatus.REFUSED, refusal.sentence, verdict.next_sequence)
-            if verdict.status is not InsertStatus.APPLIED:
-                return InsertResult(verdict.status, verdict.reason, verdict.next_sequence)
-            for orphan in self._admission.enter(actor, incarnation, self._clock()):
-                self._close(orphan)
+            turned_away = self._turn_away(actor, incarnation, chunk, refusal)
+            if turned_away is not None:
+                return turned_away
+            self._enter(actor, incarnation)
             self._expire()
             record = self._admission.actors[actor]
             record.calls_in_flight += 1
@@ -146,11 +162,11 @@ class Table:
                 record.calls_in_flight -= 1
                 record.last_seen_s = self._clock()
             if blocked is not None:
-                return replace(blocked, next_sequence=verdict.next_sequence)
+                return replace(blocked, next_sequence=chunk.sequence)
             # The lock was released while it waited: a resend or a newer life may have come first.
-            verdict = self._admission.judge(actor, incarnation, chunk)
-            if verdict.status is not InsertStatus.APPLIED:
-                return InsertResult(verdict.status, verdict.reason, verdict.next_sequence)
+            turned_away = self._turn_away(actor, incarnation, chunk, refusal)
+            if turned_away is not None:
+                return turned_away
             sick = self._sick_lanes(record, chunk, lanes) if lanes.any() else ()
             self._apply(record, chunk, clean, lanes)
             self._waiting.wake()
@@ -172,6 +188,21 @@ class Table:
             for lane in np.flatnonzero(lanes)[:MAX_SICK_LANES]
         ]
 
+    def _turn_away(
+        self, actor: str, incarnation: int, chunk: Chunk, refusal: Optional[Refusal]
+    ) -> Optional[InsertResult]:
+        """The answer to a chunk that must not be applied now; None: it may be."""
+        verdict = self._admission.judge(actor, incarnation, chunk)
+        if verdict.status is not InsertStatus.APPLIED:
+            return InsertResult(verdict.status, verdict.reason, verdict.next_sequence)
+        if refusal is not None:
+            self._refused_chunks[refusal.word] = self._refused_chunks.get(refusal.word, 0) + 1
+            return InsertResult(InsertStatus.REFUSED, refusal.sentence, verdict.next_sequence)
+        full = self._journal.why_full()
+        if full:
+            return InsertResult(InsertStatus.BLOCKED, full, verdict.next_sequence, RETRY_AFTER_S)
+        return None
+
     def _wait_to_insert(self, actor: str, num_steps: int, max_wait_s: float) -> Optional[InsertResult]:
         """Wait for the limiter; None: go on."""
 
@@ -189,22 +220,36 @@ class Table:
         waited = self._clock() - began_s > RETRY_AFTER_S
         return InsertResult(InsertStatus.BLOCKED, why, 0, 0.0 if waited else RETRY_AFTER_S)
 
+    def _enter(self, actor: str, incarnation: int) -> None:
+        is_news = self._admission.is_news(actor, incarnation)
+        for orphan in self._admission.enter(actor, incarnation, self._clock()):
+            self._close(orphan)
+        if is_news:
+            self._journal.entered(self._admission.actors[actor])
+
     def _apply(self, record: ActorRecord, chunk: Chunk, clean: Chunk, lanes: npt.NDArray[np.bool_]) -> None:
         group = self._admission.group_of(record, chunk)
         follows_gap = chunk.first_step != group.next_step
         stock_before = self.store.stock()
+        quarantined_steps = chunk.num_valid - clean.num_valid
+
+        def write_down(first_key: int) -> None:
+            self._limiter.insert(clean.num_valid, stock_before, self.store.stock())
+            self._journal.inserted(record, chunk, first_key, quarantined_steps)
+
         if chunk.num_steps > 0:
             intake = Intake(
                 quarantined=lanes,
-                quarantined_steps=chunk.num_valid - clean.num_valid,
+                quarantined_steps=quarantined_steps,
                 follows_gap=follows_gap,
                 actor=record.index,
                 now_s=self._clock(),
             )
-            group.open_keys = self.store.insert(clean, group.open_keys, intake)
-        elif follows_gap:
-            self._close(group)
-        self._limiter.insert(clean.num_valid, stock_before, self.store.stock())
+            group.open_keys = self.store.insert(clean, group.open_keys, intake, write_down)
+        else:
+            if follows_gap:
+                self._close(group)
+            write_down(self.store.ring.reserved)
         self._admission.acknowledge(record, group, chunk)
 
     # Sampling
@@ -265,7 +310,7 @@ class Table:
         """Close the open windows of this life of an actor with what is known; harmless if it is not the living one."""
         with self._condition:
             record = self._admission.actors.get(actor)
-            if record is not None and record.incarnation == incarnation:
+            if record is not None and record.incarnation == incarnation and not self._journal.why_full():
                 self._close_record(record)
 
     def expire_actors(self) -> List[str]:
@@ -275,13 +320,18 @@ class Table:
 
     def _expire(self) -> List[str]:
         silent = self._admission.silent(self._clock(), self.settings.max_actor_silence_s)
+        closed: List[str] = []
         for record in silent:
+            if self._journal.why_full():
+                break  # they stay open until it can be written down that they are closed
             self._close_record(record)
-        return [record.name for record in silent]
+            closed.append(record.name)
+        return closed
 
     def _close_record(self, record: ActorRecord) -> None:
         for group in record.groups.values():
             self._close(group)
+        self._journal.closed(record)
         self._waiting.wake()
 
     def _close(self, group: LaneGroup) -> None:
@@ -302,6 +352,23 @@ class Table:
         """Wake every waiting call with `reason`; from now on nobody waits."""
         with self._condition:
             self._waiting.interrupt(reason)
+
+    # Lasting
+
+    def note_state(self) -> None:
+        """Write down the counts that change without an insert; a ring in memory has nowhere to."""
+        with self._condition:
+            self._journal.note_state()
+
+    def snapshot(self, target: Path) -> Copied:
+        """Copy the ring to the new folder `target` while traffic goes on.
+
+        Raises:
+            UserError: see `Snapshots.take`; or the ring is in memory.
+        """
+        if self._snapshots is None:
+            raise UserError("this replay keeps its ring in memory and takes no snapshots: set replay.data_dir")
+        return self._snapshots.take(target)
 
     # Looking
 

@@ -38,7 +38,7 @@ def _replay(settings: TableSettings, incarnation: int = 1) -> ReplayServicer:
     def make_table(schema: Any) -> Table:
         return Table(settings, schema, clock=time.monotonic)
 
-    return ReplayServicer(run_id=RUN_ID, incarnation=incarnation, make_table=make_table, log=FakeLog())
+    return ReplayServicer(run_id=RUN_ID, incarnation=incarnation, make_table=make_table, log=FakeLog(), fail=pytest.fail)
 
 
 def _table(servicer: ReplayServicer) -> Table:
@@ -129,7 +129,7 @@ class Run:
         self.log = log
         self._free_address = free_address
         self.config = self._load()
-        self.servicer = _replay(table_settings(self.config))
+        self.servicer = _replay(table_settings(self.config, self.config.replay.capacity_rows or 0))
         self.replay_address = serve(ADD, self.servicer)
 
     def _load(self, **changes: Any) -> RunConfig:

@@ -41,6 +41,7 @@ class Replay:
             incarnation=99,
             make_table=lambda schema: Table(whole, schema, clock=time.monotonic),
             log=self.log,
+            fail=pytest.fail,
         )
         self.stub: Any = None
         self.actor = Peer(RUN_ID, experience_pb2.ROLE_ACTOR, "actor-0")
@@ -324,5 +325,8 @@ def test_peers_of_another_run_are_refused_by_every_call(replay: Replay) -> None:
 
 def test_a_snapshot_is_refused_with_the_reason(replay: Replay) -> None:
     request = replay_pb2.SnapshotRequest(peer=replay.learner.to_proto(), folder="x")
-    with pytest.raises(Refused, match="takes no snapshots"):
+    with pytest.raises(Refused, match="no actor has introduced itself"):
+        call_once(replay.stub.Snapshot, request, timeout_s=5)
+    replay.insert(make_chunk())
+    with pytest.raises(Refused, match=r"takes no snapshots: set replay\.data_dir"):
         call_once(replay.stub.Snapshot, request, timeout_s=5)

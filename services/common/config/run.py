@@ -2,35 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any, Dict, Optional, Tuple, Union
+from typing import Any, Dict, Optional, Union
 
 from pydantic import Field, field_validator, model_validator
 from typing_extensions import Annotated, Literal
 
+from services.common.config.agreement import check_agreement
 from services.common.config.algorithms import DqnSettings, Section, Td3Settings
-from services.common.config.values import Count, Names
-
-LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")
-
-
-def check_address(address: str) -> str:
-    """Return `address` if it is HOST:PORT on loopback.
-
-    Raises:
-        ValueError: it is not. Without TLS and tokens nothing listens or talks beyond the machine.
-    """
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
-        raise ValueError(f"{address!r} is no address; write HOST:PORT, as in 127.0.0.1:7401")
-    if host not in LOOPBACK_HOSTS:
-        raise ValueError(
-            f"{address!r} is not on loopback ({', '.join(LOOPBACK_HOSTS)}); without TLS and a token shoal stays there"
-        )
-    return address
-
-
-Port = Annotated[int, Field(ge=0, le=65535)]
+from services.common.config.replay import ReplaySection
+from services.common.config.values import Count, Port, check_address
 
 
 class RunSection(Section):
@@ -53,54 +33,6 @@ class EnvSection(Section):
     """Passed to the factory."""
     lanes: Annotated[Count, Field(ge=1, le=65536)] = 16
     """Environments that an actor steps together."""
-
-
-class ReplaySection(Section):
-    """`[replay]`: the table, its sampling and its rate limiter."""
-
-    addresses: Annotated[Names, Field(min_length=1)] = ("127.0.0.1:7401",)
-    """Where the replay listens and its clients find it."""
-    metrics_port: Port = 9401
-    """Prometheus endpoint; 0: any free port."""
-    capacity: Annotated[Count, Field(ge=1)] = 1_000_000
-    """Rows: steps and final observations."""
-    n_step: Annotated[Count, Field(ge=1, le=1000)] = 3
-    """Rewards summed in an item (n)."""
-    discount: float = Field(0.99, gt=0, le=1)
-    """Discount of a step (gamma)."""
-    selector: Literal["prioritized", "uniform", "fifo"] = "prioritized"
-    """How items are chosen: by priority, all alike, or the oldest first (a queue; needs max_times_sampled)."""
-    max_times_sampled: Annotated[Count, Field(ge=0)] = 0
-    """Draws after which an item leaves the sampler; 0: unlimited. With `fifo`, 1 makes an on-policy queue."""
-    priority_rule: Literal["td_error", "td_error_visits"] = "td_error"
-    """What p is made of: the TD error, or the TD error and how seldom the item was drawn."""
-    td_weight: float = Field(0.7, ge=0, le=1)
-    """Share of the TD error in `td_error_visits`; the rest is for items that were seldom drawn."""
-    freshness_half_life_updates: float = Field(0.0, ge=0, allow_inf_nan=False)
-    """An item whose policy is this many updates older is drawn half as often; 0: age does not count."""
-    priority_exponent: float = Field(0.6, ge=0, le=1)
-    """alpha: an item is drawn with a chance in proportion to p^alpha; 0 is uniform."""
-    samples_per_insert: float = Field(0.0, ge=0)
-    """Items drawn for each step inserted; 0: unlimited."""
-    error_buffer: float = Field(0.0, ge=0)
-    """Draws that either side may run ahead of samples_per_insert; 0: chosen from batch and chunk sizes."""
-    min_size_to_sample: Annotated[Count, Field(ge=1)] = 1000
-    """Items in the table before the first draw."""
-    max_actor_silence_s: float = Field(30.0, gt=0)
-    """An actor silent for longer is taken for dead: its open windows are closed."""
-    dump_dir: str = ""
-    """Folder for lanes with values that are not finite. Empty: none, and under `shoal up` one in the run's folder."""
-    max_dumps: Annotated[Count, Field(ge=0, le=100_000)] = 100
-    """Such files that are kept, the newest; 0: none is written."""
-
-    @field_validator("addresses")
-    @classmethod
-    def _check_addresses(cls, addresses: Tuple[str, ...]) -> Tuple[str, ...]:
-        for address in addresses:
-            check_address(address)
-        if len(addresses) > 1:
-            raise ValueError(f"{len(addresses)} addresses; this version runs one replay, so give one")
-        return addresses
 
 
 class LearnerSection(Section):
@@ -228,72 +160,11 @@ class RunConfig(Section):
         return self.replay.n_step * self.env.lanes * self.actor.count
 
     @property
-    def _steps_in_flight(self) -> int:
+    def steps_in_flight(self) -> int:
+        """Steps that the chunks of all actors hold."""
         return self.actor.chunk_steps * self.env.lanes * self.actor.count
 
     @model_validator(mode="after")
-    def _check_sizes_agree(self) -> RunConfig:
-        replay, learner = self.replay, self.learner
-        if learner.batch_size > replay.capacity:
-            raise ValueError(
-                f"learner.batch_size = {learner.batch_size} is larger than replay.capacity = {replay.capacity}; "
-                "a table cannot hold one batch: raise the capacity or lower the batch size"
-            )
-        if replay.min_size_to_sample > replay.capacity - self._steps_in_flight:
-            raise ValueError(
-                f"replay.min_size_to_sample = {replay.min_size_to_sample} can never be reached: replay.capacity = "
-                f"{replay.capacity} rows less the {self._steps_in_flight} steps that the actors' chunks hold "
-                "(actor.chunk_steps x env.lanes x actor.count); raise the capacity or lower min_size_to_sample"
-            )
-        if replay.min_size_to_sample > replay.capacity - self.max_open_steps:
-            raise ValueError(
-                f"replay.min_size_to_sample = {replay.min_size_to_sample} can never be reached: replay.capacity = "
-                f"{replay.capacity} rows less the {self.max_open_steps} steps whose windows are open (replay.n_step x "
-                "env.lanes x actor.count); raise the capacity or lower min_size_to_sample"
-            )
-        if replay.samples_per_insert and replay.error_buffer:
-            draws = learner.batch_size * learner.batches_per_sample
-            inserts = replay.samples_per_insert * self.actor.chunk_steps * self.env.lanes
-            if replay.error_buffer < max(draws, inserts):
-                raise ValueError(
-                    f"replay.error_buffer = {replay.error_buffer:g} deadlocks: one Sample draws {draws} items "
-                    f"(batch_size x batches_per_sample) and one chunk allows {inserts:g} more (samples_per_insert x "
-                    f"chunk_steps x lanes); set it to at least {max(draws, inserts):g}, or to 0 to have it chosen"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _check_sampling_agrees(self) -> RunConfig:
-        replay, most = self.replay, self.replay.max_times_sampled
-        if replay.selector == "fifo" and most == 0:
-            raise ValueError(
-                "replay.selector = 'fifo' with max_times_sampled = 0 would draw the oldest items for ever; set "
-                "replay.max_times_sampled to at least 1"
-            )
-        if replay.selector != "prioritized" and replay.priority_rule != "td_error":
-            raise ValueError(
-                f"replay.priority_rule = {replay.priority_rule!r} has no effect with replay.selector = "
-                f"{replay.selector!r}; choose 'prioritized', or leave the rule at 'td_error'"
-            )
-        if replay.selector == "fifo" and replay.freshness_half_life_updates:
-            raise ValueError(
-                "replay.freshness_half_life_updates has no effect with replay.selector = 'fifo', which draws by age "
-                "alone; set it to 0"
-            )
-        if most and replay.samples_per_insert > most:
-            raise ValueError(
-                f"replay.samples_per_insert = {replay.samples_per_insert:g} deadlocks with max_times_sampled = {most}: "
-                f"a step that is inserted brings at most {most} draws; raise max_times_sampled to at least "
-                f"{math.ceil(replay.samples_per_insert)}, or lower samples_per_insert to {most}"
-            )
-        draws = self.learner.batch_size * self.learner.batches_per_sample
-        room = replay.capacity - self.max_open_steps
-        if most and most * (room // 2) < draws:
-            least = 2 * math.ceil(draws / most) + self.max_open_steps
-            raise ValueError(
-                f"replay.capacity = {replay.capacity} deadlocks with max_times_sampled = {most}: one Sample draws "
-                f"{draws} items (batch_size x batches_per_sample), and {room} rows without open windows (replay.n_step "
-                f"x env.lanes x actor.count), each second of which may be a final observation, stand only "
-                f"{most * max(0, room // 2)} draws; raise the capacity to at least {least}"
-            )
+    def _check_agreement(self) -> RunConfig:
+        check_agreement(self)
         return self

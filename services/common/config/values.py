@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Tuple
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 from typing_extensions import Annotated
 
 
@@ -22,3 +22,22 @@ def _split(value: Any) -> Any:
 
 Count = Annotated[int, BeforeValidator(_whole)]
 Names = Annotated[Tuple[str, ...], BeforeValidator(_split)]
+Port = Annotated[int, Field(ge=0, le=65535)]
+
+LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")
+
+
+def check_address(address: str) -> str:
+    """Return `address` if it is HOST:PORT on loopback.
+
+    Raises:
+        ValueError: it is not. Without TLS and tokens nothing listens or talks beyond the machine.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"{address!r} is no address; write HOST:PORT, as in 127.0.0.1:7401")
+    if host not in LOOPBACK_HOSTS:
+        raise ValueError(
+            f"{address!r} is not on loopback ({', '.join(LOOPBACK_HOSTS)}); without TLS and a token shoal stays there"
+        )
+    return address

@@ -35,6 +35,7 @@ class Replay(ReplayServicer):
             incarnation=incarnation,
             make_table=lambda schema: Table(settings, schema, clock=time.monotonic),
             log=FakeLog(),
+            fail=pytest.fail,
         )
         self.samples: List[Any] = []
         self.tails: List[Any] = []

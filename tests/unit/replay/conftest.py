@@ -1,12 +1,17 @@
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+import itertools
+import weakref
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 import pytest
 
 from services.common.chunk import TERMINATED, TRUNCATED, VALID, Chunk, FinalObservations
+from services.common.ring_layout import RingFormat
 from services.common.schema import ActionSpec, Schema, TensorSpec
+from services.replay.ring_folder import RingFolder
 from services.replay.table import Table, TableSettings
 
 SCHEMA = Schema((TensorSpec("policy", "float32", (2,)),), ActionSpec((-1.0,), (1.0,)))
@@ -120,3 +125,84 @@ def feed(make_chunk: MakeChunk) -> Callable[..., List[int]]:
         ]
 
     return insert
+
+
+class Durable:
+    """A table whose ring lies in a folder, and which can be dropped and opened again."""
+
+    def __init__(self, path: Path, clock: FakeClock, **settings: Any) -> None:
+        self.path = path
+        self.clock = clock
+        self.wall_ahead_s = 1000.0  # of the table's clock
+        self.settings: Dict[str, Any] = {
+            "capacity": 64,
+            "n_step": 3,
+            "discount": 0.5,
+            "max_batch_size": 8,
+            "max_num_batches": 4,
+            **settings,
+        }
+        self.folder: RingFolder
+        self.table = self.open()
+
+    def open(self, path: Optional[Path] = None, **changes: Any) -> Table:
+        """Open what lies at `path`, or make it."""
+        path = path or self.path
+        values = {**self.settings, **changes}
+        if path.exists():
+            self.folder = RingFolder.open(path, "5", SEGMENT_BYTES)
+        else:
+            ring_format = RingFormat("run", SCHEMA, values["capacity"], values["n_step"], values["discount"], "", 0.0)
+            self.folder = RingFolder.create(path, ring_format, "5", SEGMENT_BYTES)
+        try:
+            self.table = Table(
+                TableSettings(**values),
+                SCHEMA,
+                clock=self.clock,
+                folder=self.folder,
+                wall_clock=lambda: self.clock.now_s + self.wall_ahead_s,
+            )
+        except BaseException:
+            self.folder.close()
+            raise
+        return self.table
+
+    def drop(self) -> None:
+        """Let go of the folder as the death of the process would: nothing more is written."""
+        self.folder.close()
+
+    def reopen(self, **changes: Any) -> Table:
+        """Drop and open."""
+        self.drop()
+        table = self.open(**changes)
+        assert table.check_valid() is None
+        return table
+
+
+SEGMENT_BYTES = 1 << 18  # of the chunk log; the smallest there is
+MakeDurable = Callable[..., Durable]
+
+
+@pytest.fixture
+def make_durable(tmp_path: Path, clock: FakeClock) -> Iterator[MakeDurable]:
+    made: weakref.WeakSet[Durable] = weakref.WeakSet()  # each mapping holds a descriptor, and examples are many
+    numbers = itertools.count()
+
+    def make(**settings: Any) -> Durable:
+        durable = Durable(tmp_path / f"ring-{next(numbers)}", clock, **settings)
+        made.add(durable)
+        return durable
+
+    yield make
+    for durable in made:
+        durable.drop()
+
+
+@pytest.fixture
+def another_boot(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Call it, and the machine has started anew."""
+
+    def start() -> None:
+        monkeypatch.setattr("services.replay.ring_folder.boot_id", lambda: "another life")
+
+    return start

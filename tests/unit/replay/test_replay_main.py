@@ -18,14 +18,15 @@ QUEUE = ["--replay.selector", "fifo", "--replay.max_times_sampled", "1"]
 def test_the_tables_settings_are_those_of_the_run_file() -> None:
     flags = "--replay.priority_rule td_error_visits --replay.td_weight 0.3 --replay.max_times_sampled 8"
     flags += " --replay.freshness_half_life_updates 5000 --replay.priority_exponent 0.7 --actor.count 3 --env.lanes 5"
-    settings = table_settings(load(None, flags.split()).config)
+    settings = table_settings(load(None, flags.split()).config, 1000)
     assert settings.sampling == SamplerSettings("prioritized", 0.7, "td_error_visits", 0.3, 5000.0, 8)
     assert settings.max_open_steps == 3 * 5 * 3
 
 
 @pytest.mark.parametrize("flags", [[], QUEUE, [*QUEUE, "--replay.samples_per_insert", "1"]])
 def test_what_the_run_file_allows_the_limiter_allows(flags: List[str]) -> None:
-    make_limiter(table_settings(load(None, flags).config))
+    config = load(None, flags).config
+    make_limiter(table_settings(config, config.replay.capacity_rows or 0))
 
 
 def test_dumps_are_off_unless_there_is_a_folder(tmp_path: Path) -> None:

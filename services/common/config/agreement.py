@@ -1,0 +1,92 @@
+"""Whether the values of a run file agree with each other: each disagreement is one sentence with the arithmetic."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from services.common.config.run import RunConfig
+
+
+def check_agreement(config: RunConfig) -> None:
+    """Refuse a run file whose parts, each sound by itself, do not fit together.
+
+    Raises:
+        ValueError: two values contradict each other, or could deadlock.
+    """
+    _check_sampler(config)
+    _check_error_buffer(config)
+    capacity = config.replay.capacity_rows
+    if capacity is not None:  # a budget of bytes becomes rows when the schema is known: the table checks it then
+        _check_capacity(config, capacity)
+
+
+def _check_capacity(config: RunConfig, capacity: int) -> None:
+    replay, learner = config.replay, config.learner
+    if learner.batch_size > capacity:
+        raise ValueError(
+            f"learner.batch_size = {learner.batch_size} is larger than replay.capacity = {capacity}; "
+            "a table cannot hold one batch: raise the capacity or lower the batch size"
+        )
+    if replay.min_size_to_sample > capacity - config.steps_in_flight:
+        raise ValueError(
+            f"replay.min_size_to_sample = {replay.min_size_to_sample} can never be reached: replay.capacity = "
+            f"{capacity} rows less the {config.steps_in_flight} steps that the actors' chunks hold "
+            "(actor.chunk_steps x env.lanes x actor.count); raise the capacity or lower min_size_to_sample"
+        )
+    if replay.min_size_to_sample > capacity - config.max_open_steps:
+        raise ValueError(
+            f"replay.min_size_to_sample = {replay.min_size_to_sample} can never be reached: replay.capacity = "
+            f"{capacity} rows less the {config.max_open_steps} steps whose windows are open (replay.n_step x "
+            "env.lanes x actor.count); raise the capacity or lower min_size_to_sample"
+        )
+    most, draws = replay.max_times_sampled, learner.batch_size * learner.batches_per_sample
+    room = capacity - config.max_open_steps
+    if most and most * (room // 2) < draws:
+        least = 2 * math.ceil(draws / most) + config.max_open_steps
+        raise ValueError(
+            f"replay.capacity = {capacity} deadlocks with max_times_sampled = {most}: one Sample draws "
+            f"{draws} items (batch_size x batches_per_sample), and {room} rows without open windows (replay.n_step "
+            f"x env.lanes x actor.count), each second of which may be a final observation, stand only "
+            f"{most * max(0, room // 2)} draws; raise the capacity to at least {least}"
+        )
+
+
+def _check_error_buffer(config: RunConfig) -> None:
+    replay, learner = config.replay, config.learner
+    if not (replay.samples_per_insert and replay.error_buffer):
+        return
+    draws = learner.batch_size * learner.batches_per_sample
+    inserts = replay.samples_per_insert * config.actor.chunk_steps * config.env.lanes
+    if replay.error_buffer < max(draws, inserts):
+        raise ValueError(
+            f"replay.error_buffer = {replay.error_buffer:g} deadlocks: one Sample draws {draws} items "
+            f"(batch_size x batches_per_sample) and one chunk allows {inserts:g} more (samples_per_insert x "
+            f"chunk_steps x lanes); set it to at least {max(draws, inserts):g}, or to 0 to have it chosen"
+        )
+
+
+def _check_sampler(config: RunConfig) -> None:
+    replay, most = config.replay, config.replay.max_times_sampled
+    if replay.selector == "fifo" and most == 0:
+        raise ValueError(
+            "replay.selector = 'fifo' with max_times_sampled = 0 would draw the oldest items for ever; set "
+            "replay.max_times_sampled to at least 1"
+        )
+    if replay.selector != "prioritized" and replay.priority_rule != "td_error":
+        raise ValueError(
+            f"replay.priority_rule = {replay.priority_rule!r} has no effect with replay.selector = "
+            f"{replay.selector!r}; choose 'prioritized', or leave the rule at 'td_error'"
+        )
+    if replay.selector == "fifo" and replay.freshness_half_life_updates:
+        raise ValueError(
+            "replay.freshness_half_life_updates has no effect with replay.selector = 'fifo', which draws by age "
+            "alone; set it to 0"
+        )
+    if most and replay.samples_per_insert > most:
+        raise ValueError(
+            f"replay.samples_per_insert = {replay.samples_per_insert:g} deadlocks with max_times_sampled = {most}: "
+            f"a step that is inserted brings at most {most} draws; raise max_times_sampled to at least "
+            f"{math.ceil(replay.samples_per_insert)}, or lower samples_per_insert to {most}"
+        )

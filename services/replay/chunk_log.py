@@ -1,0 +1,154 @@
+"""The chunk log: an append-only file of records in segments that are preallocated, so that an append finds its room.
+
+A segment begins with a summary of all that came before it; segments whose chunks are all overwritten are deleted.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Callable, List, NamedTuple
+
+from services.common.errors import EXIT_CRASH, UserError
+from services.common.files import storage_error
+from services.common.ring_layout import FILE_MODE
+
+SEGMENT_BYTES = 1 << 20
+SPARE_BYTES = 1 << 16  # a new segment begins when less is left: far more than the records of one call
+
+
+class RingBroken(UserError):
+    """A record could not be written though its room was taken: memory is ahead of the log, so the process must end.
+
+    Its next life comes back to the last record: unlike other errors of this kind, a restart mends it.
+    """
+
+    exit_code = EXIT_CRASH
+
+
+class Segment(NamedTuple):
+    """One file of the log."""
+
+    number: int
+    file: Path
+
+
+def segments_in(folder: Path) -> List[Segment]:
+    """The segments of a log, the oldest first."""
+    files = sorted(folder.glob("*.log"))
+    return [Segment(int(file.stem), file) for file in files if file.stem.isdigit()]
+
+
+class ChunkLog:
+    """The writing end of a log; not for several threads at once."""
+
+    def __init__(self, folder: Path, segment_bytes: int = SEGMENT_BYTES) -> None:
+        """Make the log of a folder; the caller says where to go on: `resume`, or `roll` for a fresh one."""
+        self._folder = folder
+        self._segment_bytes = segment_bytes
+        self._descriptor = -1
+        self._offset = 0
+        self._size = 0
+        self._ends: List[int] = []  # next key of the ring when each segment was closed
+        self._segments: List[Segment] = []
+        self._broken = False
+
+    def resume(self, segments: List[Segment], starts: List[int], end: int) -> None:
+        """Go on behind byte `end` of the last of `segments`.
+
+        Args:
+            segments: the oldest first.
+            starts: next key of the ring in the summary of each.
+            end: whatever lies behind it is cleared.
+        """
+        last = segments[-1].file
+        self._descriptor = os.open(last, os.O_RDWR)
+        self._size = os.fstat(self._descriptor).st_size
+        self._offset = end
+        self._segments, self._ends = list(segments), starts[1:]
+        if os.pread(self._descriptor, self._size - end, end).strip(b"\0"):
+            os.pwrite(self._descriptor, bytes(self._size - end), end)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the next event should find a new segment."""
+        return self._size - self._offset < SPARE_BYTES
+
+    def roll(self, summary: bytes, next_key: int, oldest_key: int) -> None:
+        """Begin a new segment, and delete those of which every chunk is overwritten.
+
+        Args:
+            summary: the record that begins it.
+            next_key: of the ring.
+            oldest_key: of the ring.
+
+        Raises:
+            UserError: there is no room for it; the log goes on in the old one.
+        """
+        number = self._segments[-1].number + 1 if self._segments else 0
+        segment = Segment(number, self._folder / f"{number:08d}.log")
+        size = max(self._segment_bytes, 2 * len(summary) + 4 * SPARE_BYTES)
+        descriptor = -1
+        try:
+            descriptor = os.open(segment.file, os.O_RDWR | os.O_CREAT | os.O_EXCL, FILE_MODE)
+            os.fchmod(descriptor, FILE_MODE)
+            os.posix_fallocate(descriptor, 0, size)
+            os.pwrite(descriptor, summary, 0)
+        except OSError as error:
+            if descriptor >= 0:
+                os.close(descriptor)
+                segment.file.unlink()
+            raise storage_error(segment.file, error, "the chunk log needs a new segment") from None
+        if self._segments:
+            os.close(self._descriptor)
+            self._ends.append(next_key)
+        self._segments.append(segment)
+        self._descriptor, self._offset, self._size = descriptor, len(summary), size
+        while self._ends and self._ends[0] <= oldest_key:
+            self._segments[0].file.unlink()
+            del self._segments[0], self._ends[0]
+
+    def append(self, record: bytes) -> None:
+        """Write one record: from here on, what it tells has happened.
+
+        Raises:
+            RingBroken: it could not be written; the log takes nothing more.
+        """
+        if self._broken or self._offset + len(record) > self._size:
+            self._broken = True
+            raise RingBroken(f"the chunk log {str(self._segments[-1].file)!r} takes no record: restart the replay")
+        try:
+            written = os.pwrite(self._descriptor, record, self._offset)
+        except OSError as error:
+            self._broken = True
+            raise RingBroken(str(storage_error(self._segments[-1].file, error, "a record is lost"))) from None
+        if written != len(record):
+            self._broken = True
+            raise RingBroken(f"the chunk log {str(self._segments[-1].file)!r} took half a record: is its disk full?")
+        self._offset += len(record)
+
+    def copy_into(self, folder: Path) -> Callable[[], int]:
+        """Hold the log as it is now; the call of what is returned writes it to `folder` and says how many bytes."""
+        held = [(os.open(segment.file, os.O_RDONLY), segment.file.name) for segment in self._segments]
+        end = self._offset
+
+        def copy() -> int:
+            total = 0
+            for place, (descriptor, name) in enumerate(held):
+                with os.fdopen(descriptor, "rb") as source:
+                    data = source.read() if place + 1 < len(held) else source.read(end)
+                # Room behind the last record, so that the copy can be opened like any ring.
+                data += bytes(max(0, self._segment_bytes - len(data)))
+                (folder / name).write_bytes(data)
+                (folder / name).chmod(FILE_MODE)
+                total += len(data)
+            return total
+
+        return copy
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+            self._broken = True

@@ -1,0 +1,256 @@
+"""What a chunk log tells: the actors, the counts, and the chunks of each lane group's life in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Dict, List, NamedTuple, Set, Tuple
+
+import numpy as np
+import numpy.typing as npt
+
+from services.common.chunk import ActorCounters
+from services.common.ring_layout import damaged
+from services.replay import records
+from services.replay.admission import ActorRecord, Admission, LaneGroup
+from services.replay.chunk_log import Segment, segments_in
+from services.replay.records import CHUNK_DTYPE, Counts, Parsed, Record, RecordKind
+
+
+class Life(NamedTuple):
+    """One lane group in one life of its actor."""
+
+    actor: int
+    incarnation: int
+    lane_group: int
+
+
+@dataclass
+class History:
+    """The log, read."""
+
+    counts: Counts  # after the last event
+    admission: Admission  # without open windows: those come from the rows
+    chunks: npt.NDArray[Any]  # CHUNK_DTYPE[M], as they were acknowledged, overwritten ones included
+    severed_after: npt.NDArray[np.bool_]  # [M], nothing that follows in its life belongs to this chunk's last steps
+    lives: Dict[Life, npt.NDArray[np.int64]]  # indices of chunks, in order
+    dropped_keys: Set[int] = field(default_factory=set)  # first keys of chunks that were found damaged
+    segments: List[Segment] = field(default_factory=list)
+    starts: List[int] = field(default_factory=list)  # next key of the ring at the beginning of each segment
+    end: int = 0  # offset in the last segment behind its last good record
+    leftovers: List[Path] = field(default_factory=list)  # segments that were begun and never used
+
+    def is_living(self, life: Life) -> bool:
+        """Whether this life may go on."""
+        name = self.admission.names[life.actor]
+        return self.admission.actors[name].incarnation == life.incarnation
+
+
+@dataclass
+class _Stretch:
+    """Segments without a hole between them."""
+
+    summary: Record
+    records: List[Record]
+
+
+def summarize(admission: Admission) -> List[Dict[str, Any]]:
+    """What a summary says of the actors, by index."""
+    return [
+        {
+            "name": record.name,
+            "incarnation": record.incarnation,
+            "fenced": list(record.fenced),
+            "acknowledged_steps": record.acknowledged_steps,
+            "last_policy_version": record.last_policy_version,
+            "produced_steps": record.counters.produced_steps,
+            "buffered_steps": record.counters.buffered_steps,
+            "dropped_steps": dict(record.counters.dropped_steps),
+            "groups": [
+                [index, group.num_lanes, group.next_sequence, group.next_step, group.may_jump]
+                for index, group in record.groups.items()
+            ],
+        }
+        for record in (admission.actors[name] for name in admission.names)
+    ]
+
+
+def read_history(folder: Path, n_step: int, now_s: float, *, strict: bool) -> History:
+    """Read the log in `folder`.
+
+    Args:
+        folder: of the segments.
+        n_step: of the table.
+        now_s: the table's clock; no actor is taken to have been silent for longer.
+        strict: everything that was ever written must be there (a process died, the machine did not). Else what is
+            damaged is passed over.
+
+    Raises:
+        UserError: a segment is missing or damaged; the message names it.
+    """
+    segments = segments_in(folder)
+    parsed = [records.parse(segment.file.read_bytes()) for segment in segments]
+    leftovers = []
+    if len(segments) > 1 and not parsed[-1].records:
+        leftovers.append(segments.pop().file)
+        parsed.pop()
+    if not segments:
+        raise damaged(folder / "00000000.log", "it is missing")
+    stretches = _stretches(segments, parsed, strict=strict)
+    counts = records.counts_of((stretches[-1].records or [stretches[-1].summary])[-1])
+    history = History(
+        counts=counts,
+        admission=Admission(n_step),
+        chunks=np.zeros(0, CHUNK_DTYPE),
+        severed_after=np.zeros(0, np.bool_),
+        lives={},
+        segments=segments,
+        starts=_starts(parsed, counts.reserved),
+        end=parsed[-1].end,
+        leftovers=leftovers,
+    )
+    _replay(history, stretches, n_step, now_s)
+    return history
+
+
+def _begins(parsed: Parsed) -> bool:
+    """Whether a segment begins as it must."""
+    return bool(parsed.records) and parsed.records[0].kind is RecordKind.SUMMARY
+
+
+def _starts(parsed: List[Parsed], reserved: int) -> List[int]:
+    """Next key at the beginning of each segment; of one that cannot be read, that of the one behind it."""
+    starts: List[int] = []
+    for found in reversed(parsed):
+        reserved = records.counts_of(found.records[0]).reserved if _begins(found) else reserved
+        starts.append(reserved)
+    return starts[::-1]
+
+
+def _stretches(segments: List[Segment], parsed: List[Parsed], *, strict: bool) -> List[_Stretch]:
+    stretches: List[_Stretch] = []
+    hole, number = True, segments[0].number
+    recovered = max((i for i, p in enumerate(parsed) if _begins(p) and records.is_after_crash(p.records[0])), default=0)
+    for place, (segment, found) in enumerate(zip(segments, parsed)):
+        must_be_whole = strict and place >= recovered
+        hole |= place == recovered
+        if segment.number != number:
+            if must_be_whole and place > recovered:
+                raise damaged(segment.file.with_name(f"{number:08d}.log"), "it is missing")
+            hole = True
+        number = segment.number + 1
+        last = place + 1 == len(segments)
+        fault = found.fault or ("its last record is not whole" if found.torn and not last else None)
+        if not _begins(found):
+            fault = fault or "it does not begin with a summary"
+        if fault is not None and must_be_whole:
+            raise damaged(segment.file, fault)
+        if not _begins(found):
+            hole = True
+            continue
+        if hole:
+            stretches.append(_Stretch(found.records[0], []))
+        stretches[-1].records.extend(found.records[1:])
+        hole = fault is not None
+    if not stretches:
+        raise damaged(segments[0].file, "no segment of the log can be read")
+    return stretches
+
+
+def _replay(history: History, stretches: List[_Stretch], n_step: int, now_s: float) -> None:
+    bodies: List[bytes] = []
+    chunk_records: List[Record] = []
+    ends_of_windows: List[Tuple[int, int]] = []  # (chunks before it, actor): all of its windows were closed
+    for stretch in stretches:
+        _load_summary(history.admission, stretch.summary, n_step, now_s)
+        first = len(bodies)
+        for record in stretch.records:
+            if record.kind is RecordKind.CHUNK:
+                bodies.append(records.chunk_facts(record))
+                chunk_records.append(record)
+            elif record.kind is RecordKind.ACTOR:
+                index, name, incarnation = records.actor_facts(record)
+                history.admission.enter(name, incarnation, now_s)
+                ends_of_windows.append((len(bodies), index))
+            elif record.kind is RecordKind.CLOSED:
+                ends_of_windows.append((len(bodies), records.closed_actor(record)))
+            elif record.kind is RecordKind.DROPPED:
+                history.dropped_keys.add(records.dropped_key(record))
+        chunks = np.frombuffer(b"".join(bodies[first:]), CHUNK_DTYPE)
+        _acknowledge(history.admission, chunks, chunk_records[first:], n_step)
+    history.chunks = np.frombuffer(b"".join(bodies), CHUNK_DTYPE)
+    history.severed_after = np.zeros(len(bodies), np.bool_)
+    history.lives = _lives(history.chunks)
+    _sever(history, ends_of_windows)
+
+
+def _load_summary(admission: Admission, summary: Record, n_step: int, now_s: float) -> None:
+    admission.names.clear()
+    admission.actors.clear()
+    for index, facts in enumerate(records.summary_actors(summary)):
+        record = ActorRecord(facts["name"], index, facts["incarnation"], now_s)
+        record.fenced.extend(facts["fenced"])
+        record.acknowledged_steps = facts["acknowledged_steps"]
+        record.last_policy_version = facts["last_policy_version"]
+        record.counters = ActorCounters(facts["produced_steps"], facts["buffered_steps"], facts["dropped_steps"])
+        for group, num_lanes, next_sequence, next_step, may_jump in facts["groups"]:
+            record.groups[group] = LaneGroup(num_lanes, next_sequence, next_step, _no_keys(n_step, num_lanes), may_jump)
+        admission.names.append(record.name)
+        admission.actors[record.name] = record
+
+
+def _no_keys(n_step: int, num_lanes: int) -> npt.NDArray[np.int64]:
+    return np.full((n_step, num_lanes), -1, np.int64)
+
+
+def _acknowledge(admission: Admission, chunks: npt.NDArray[Any], chunk_records: List[Record], n_step: int) -> None:
+    """Move the actors on behind `chunks`; only the last one of a life or an actor matters."""
+    for life, places in _lives(chunks).items():
+        record = admission.actors[admission.names[life.actor]]
+        record.acknowledged_steps += int(chunks["num_valid"][places].sum())
+        if record.incarnation != life.incarnation:
+            continue
+        last = chunks[places[-1]]
+        known = record.groups.get(life.lane_group)
+        lanes = chunks["num_lanes"][places][chunks["num_steps"][places] > 0]
+        before = known.num_lanes if known else 0
+        num_lanes = int(lanes[0]) if len(lanes) else before
+        record.groups[life.lane_group] = LaneGroup(
+            num_lanes,
+            int(last["sequence"]) + 1,
+            int(last["first_step"]) + int(last["num_steps"]),
+            _no_keys(n_step, num_lanes),
+        )
+    last_of_actor = dict(zip(chunks["actor"].tolist(), range(len(chunks))))
+    last_with_steps = {
+        actor: place
+        for place, (actor, steps) in enumerate(zip(chunks["actor"].tolist(), chunks["num_steps"].tolist()))
+        if steps > 0
+    }
+    for actor, place in last_of_actor.items():
+        chunk, record = chunks[place], admission.actors[admission.names[actor]]
+        dropped = records.dropped_steps_of(chunk_records[place])
+        record.counters = ActorCounters(int(chunk["produced_steps"]), int(chunk["buffered_steps"]), dropped)
+    for actor, place in last_with_steps.items():
+        admission.actors[admission.names[actor]].last_policy_version = int(chunks["last_policy_version"][place])
+
+
+def _lives(chunks: npt.NDArray[Any]) -> Dict[Life, npt.NDArray[np.int64]]:
+    places: Dict[Life, List[int]] = {}
+    columns = (chunks[name].tolist() for name in ("actor", "incarnation", "lane_group"))
+    for place, life in enumerate(zip(*columns)):
+        places.setdefault(Life(*life), []).append(place)
+    return {life: np.array(found, np.int64) for life, found in places.items()}
+
+
+def _sever(history: History, ends_of_windows: List[Tuple[int, int]]) -> None:
+    by_actor: Dict[int, List[npt.NDArray[np.int64]]] = {}
+    for life, places in history.lives.items():
+        by_actor.setdefault(life.actor, []).append(places)
+        if not history.is_living(life):
+            history.severed_after[places[-1]] = True
+    for before, actor in ends_of_windows:
+        for places in by_actor.get(actor, []):
+            at = int(np.searchsorted(places, before)) - 1
+            if at >= 0:
+                history.severed_after[places[at]] = True

@@ -1,0 +1,119 @@
+"""`python -m services.replay.inspect_folder DIR [--check]`: what a ring's folder holds, in use or not; takes no lock.
+
+With `--check` the rows of every whole chunk are compared with their CRC32C.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Iterator, List, Sequence, Tuple
+
+import numpy as np
+
+from services.common.errors import EXIT_CRASH, EXIT_OK, EXIT_USER, UserError
+from services.common.ring_layout import (
+    CHUNKS_FOLDER,
+    GUARDS_FILE,
+    NUM_GUARDS,
+    RingFormat,
+    column_file,
+    map_array,
+    read_format,
+)
+from services.replay.footprint import in_words
+from services.replay.history import History, read_history
+from services.replay.rebuild import damaged_chunks
+from services.replay.ring import Ring
+from services.replay.ring_folder import owner_of
+
+READ_ATTEMPTS = 5  # of a ring in use a segment may go between the look and the read
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print what is in a folder; the exit code is 1 if `--check` found damage, 2 if the folder cannot be read."""
+    words = [word for word in arguments if word != "--check"]
+    if len(words) != 1 or words[0].startswith("-"):
+        print("usage: python -m services.replay.inspect_folder DIR [--check]", file=sys.stderr)
+        return EXIT_USER
+    folder = Path(words[0])
+    try:
+        ring_format = read_format(folder)
+        history = _read(folder)
+        for name, text in describe(folder, ring_format, history):
+            print(f"{name:<14} {text}")
+        if "--check" not in arguments:
+            return EXIT_OK
+        damaged = check(folder, ring_format, history)
+    except UserError as error:
+        print(f"shoal replay inspect: {error}", file=sys.stderr)
+        return error.exit_code
+    print(f"{'damaged':<14} {len(damaged)} chunks" + "".join(f", from key {key}" for key in damaged[:10]))
+    return EXIT_CRASH if damaged else EXIT_OK
+
+
+def _read(folder: Path) -> History:
+    for _ in range(READ_ATTEMPTS - 1):
+        try:
+            return read_history(folder / CHUNKS_FOLDER, 1, 0.0, strict=False)
+        except FileNotFoundError:
+            continue
+    return read_history(folder / CHUNKS_FOLDER, 1, 0.0, strict=False)
+
+
+def describe(folder: Path, ring_format: RingFormat, history: History) -> Iterator[Tuple[str, str]]:
+    """Each line as (name, text)."""
+    counts, owner = history.counts, owner_of(folder)
+    now_s = time.time()
+    rows = min(counts.reserved, ring_format.capacity)
+    steps = counts.steps
+    yield "folder", str(folder.resolve())
+    yield "in use", f"by process {owner}" if owner else "by nobody"
+    yield "format", f"version {ring_format.format_version}, run {ring_format.run!r}, schema {ring_format.schema.digest}"
+    for spec in ring_format.schema.observation:
+        yield "observation", f"{spec.name} {spec.dtype}{list(spec.shape)}"
+    action = ring_format.schema.action
+    yield "action", f"{action.num_actions} choices" if action.is_discrete else f"{action.dtype}{list(action.shape)}"
+    yield "items", f"of n_step {ring_format.n_step} and discount {ring_format.discount:g}"
+    yield "rows", f"{rows} of {ring_format.capacity}, keys {counts.reserved - rows} to {counts.reserved}"
+    yield "can be drawn", f"{steps.resident - steps.unripe} items"
+    for name, count in vars(steps).items():
+        yield "steps", f"{name} {count}"
+    yield "limiter", f"{counts.inserted} inserted, {counts.sampled} sampled"
+    resident = _resident(history, counts.reserved - rows)
+    if resident:
+        ages = ", ".join(f"{now_s - float(history.chunks[at]['wall_s']):.1f}" for at in (resident[0], resident[-1]))
+        yield "chunks", f"{len(resident)} in the ring, oldest and newest {ages} s old"
+    last_s = {int(chunk["actor"]): float(chunk["wall_s"]) for chunk in history.chunks}
+    for record in history.admission.actors.values():
+        seen = f"{now_s - last_s[record.index]:.1f} s ago" if record.index in last_s else "before what the log holds"
+        acknowledged = f"{record.acknowledged_steps} steps acknowledged"
+        yield "actor", f"{record.name} incarnation {record.incarnation:x}, {acknowledged}, last chunk {seen}"
+    yield "on disk", in_words(sum(file.stat().st_blocks * 512 for file in folder.rglob("*") if file.is_file()))
+
+
+def _resident(history: History, oldest_key: int) -> List[int]:
+    chunks = history.chunks
+    sizes = chunks["num_steps"].astype(np.int64) * chunks["num_lanes"] + chunks["num_final"]
+    there = (sizes > 0) & (chunks["first_key"] + sizes > oldest_key)
+    places: List[int] = np.flatnonzero(there).tolist()
+    return places
+
+
+def check(folder: Path, ring_format: RingFormat, history: History) -> List[int]:
+    """First keys of the whole chunks whose rows do not match their CRC32C; those overwritten meanwhile are left out."""
+    guards, _ = map_array(folder / GUARDS_FILE, "int64", (NUM_GUARDS,), writable=False)
+    ring = Ring(
+        ring_format.capacity,
+        ring_format.schema,
+        lambda name, shape, dtype: map_array(column_file(folder, name), dtype.name, shape, writable=False)[0],
+        guards.copy(),
+    )
+    found = damaged_chunks(ring, history.chunks) - history.dropped_keys
+    oldest = max(0, int(guards[0]) - ring_format.capacity)  # read again: the ring may be in use
+    return sorted(key for key in found if key >= oldest)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

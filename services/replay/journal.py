@@ -1,0 +1,241 @@
+"""The journal: what the table tells the chunk log, and how a table comes back from it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterable, Optional
+
+import numpy as np
+
+from services.common.chunk import Chunk
+from services.common.errors import UserError
+from services.common.ring_layout import CHUNKS_FOLDER, column_file, damaged
+from services.replay import records
+from services.replay.admission import ActorRecord, Admission
+from services.replay.history import History, read_history, summarize
+from services.replay.item_store import ItemStore
+from services.replay.items import StepOutcome
+from services.replay.rate_limiter import RateLimiter
+from services.replay.rebuild import FlagsDisagree, damaged_chunks, rebuild_items, rebuilt_counters
+from services.replay.records import Counts
+from services.replay.ring_folder import RingFolder
+
+MAX_TAIL_BYTES = 1 << 12  # reasons for drops beyond this are not kept: they come with the next chunk again
+
+
+class Journal:
+    """The journal of a table in memory: nothing is written down."""
+
+    def why_full(self) -> str:
+        """One sentence that says why nothing can be acknowledged now; empty if it can."""
+        return ""
+
+    def entered(self, record: ActorRecord) -> None:
+        """An actor has begun a life, and the windows of the one before are closed."""
+
+    def closed(self, record: ActorRecord) -> None:
+        """The windows of an actor are closed."""
+
+    def inserted(self, record: ActorRecord, chunk: Chunk, first_key: int, quarantined_steps: int) -> None:
+        """A chunk is written; `chunk` is what came, with the lanes that were quarantined."""
+
+    def note_state(self) -> None:
+        """Write the counts down if they have changed outside of any event."""
+
+
+class FolderJournal(Journal):
+    """The journal of a table whose ring lies in a folder. Every method is called with the table's lock held."""
+
+    def __init__(
+        self,
+        folder: RingFolder,
+        store: ItemStore,
+        admission: Admission,
+        limiter: RateLimiter,
+        clocks: Dict[str, Callable[[], float]],
+    ) -> None:
+        """Take over the log of `folder`; `clocks` are "now" (the table's) and "wall" (seconds since 1970)."""
+        self._folder = folder
+        self._log = folder.log
+        self._store = store
+        self._admission = admission
+        self._limiter = limiter
+        self._clocks = clocks
+        self._noted: Optional[Counts] = None
+
+    def counts(self) -> Counts:
+        """The counts as they stand."""
+        return Counts(
+            steps=replace(self._store.counters),
+            reserved=self._store.ring.reserved,
+            inserted=self._limiter.inserted,
+            sampled=self._limiter.sampled,
+            now_s=self._clocks["now"](),
+            wall_s=self._clocks["wall"](),
+        )
+
+    def roll(self, *, after_crash: bool = False) -> None:
+        """Begin a new segment; `after_crash`: with what was saved from those before it.
+
+        Raises:
+            UserError: there is no room for it.
+        """
+        ring = self._store.ring
+        summary = records.pack_summary(self.counts(), summarize(self._admission), after_crash=after_crash)
+        self._log.roll(summary, ring.reserved, ring.oldest_key)
+
+    def why_full(self) -> str:
+        if self._log.is_short:
+            try:
+                self.roll()
+            except UserError as error:
+                return str(error)
+        return ""
+
+    def entered(self, record: ActorRecord) -> None:
+        self._log.append(records.pack_actor(self.counts(), record.index, record.name, record.incarnation))
+
+    def closed(self, record: ActorRecord) -> None:
+        self._log.append(records.pack_closed(self.counts(), record.index))
+
+    def inserted(self, record: ActorRecord, chunk: Chunk, first_key: int, quarantined_steps: int) -> None:
+        ring = self._store.ring
+        num_rows = ring.reserved - first_key
+        values: Dict[str, Any] = {
+            "first_key": first_key,
+            "incarnation": record.incarnation,
+            "sequence": chunk.sequence,
+            "first_step": chunk.first_step,
+            "last_policy_version": int(chunk.policy_version[-1]) if chunk.num_steps > 0 else -1,
+            "newest_version": chunk.newest_version,
+            "produced_steps": chunk.counters.produced_steps,
+            "buffered_steps": chunk.counters.buffered_steps,
+            "actor": record.index,
+            "lane_group": chunk.lane_group,
+            "num_steps": chunk.num_steps,
+            "num_lanes": chunk.num_lanes,
+            "num_final": num_rows - chunk.flags.size,
+            "num_valid": chunk.num_valid,
+            "quarantined_steps": quarantined_steps,
+            "rows_crc": ring.checksum(first_key, num_rows),
+            "acting_s": chunk.acting_seconds,
+            "queued_s": chunk.queued_seconds,
+        }
+        dropped = dict(chunk.counters.dropped_steps)
+        if sum(len(reason) + 32 for reason in dropped) > MAX_TAIL_BYTES:
+            dropped = {}
+        self._log.append(records.pack_chunk(self.counts(), values, dropped))
+
+    def note_state(self) -> None:
+        counts = self.counts()
+        known = self._noted
+        if known is not None and (counts.steps, counts.sampled) == (known.steps, known.sampled):
+            return
+        if not self.why_full():
+            self._log.append(records.pack_state(counts))
+            self._noted = counts
+
+    def begin(self, *, after_crash: bool, damaged_keys: Iterable[int]) -> None:
+        """Write down how the table came back, and which chunks (by first key) were found damaged.
+
+        Raises:
+            UserError: there is no room for it.
+        """
+        if after_crash:
+            self.roll(after_crash=True)
+        why = self.why_full()
+        if why:
+            raise UserError(why)
+        for first_key in damaged_keys:
+            self._log.append(records.pack_dropped(self.counts(), first_key))
+        self._noted = self.counts()
+        self._log.append(records.pack_state(self._noted))
+
+    def hold(self, folder: Path) -> Callable[[], int]:
+        """Hold the log as it is; the call of what is returned writes it to `folder` and says how many bytes."""
+        self.note_state()
+        return self._log.copy_into(folder)
+
+
+def open_journal(
+    folder: RingFolder,
+    store: ItemStore,
+    admission: Admission,
+    limiter: RateLimiter,
+    clocks: Dict[str, Callable[[], float]],
+) -> FolderJournal:
+    """Bring store, admission and limiter to where the folder's log ends, and go on with it.
+
+    What the log acknowledges is there again; rows of a chunk that it does not know are given up. After another life of
+    the machine each chunk is checked against its CRC32C, and damaged ones are dropped and counted as reset.
+
+    Raises:
+        UserError: a file is missing or damaged; nothing of what is in the folder was given up.
+    """
+    journal = FolderJournal(folder, store, admission, limiter, clocks)
+    ring = store.ring
+    chunks = folder.path / CHUNKS_FOLDER
+    if ring.reserved == 0 and not any(chunks.iterdir()):
+        journal.roll()
+        folder.save_format(n_step=store.n_step, discount=store.discount)
+        return journal
+    history = read_history(chunks, store.n_step, clocks["now"](), strict=folder.is_same_boot)
+    _check_complete(history, folder, ring.committed, ring.oldest_key)
+    num_burned = ring.reserved - history.counts.reserved
+    ring.reserve_up_to(history.counts.reserved)
+    found = set() if folder.is_same_boot else damaged_chunks(ring, history.chunks)
+    newly_damaged = found - history.dropped_keys
+    history.dropped_keys |= found
+    flags = column_file(folder.path, "flags")
+    try:
+        rebuild_items(store, history)
+    except FlagsDisagree:
+        raise damaged(flags, "it does not hold what the chunk log says") from None
+    recorded = history.counts.steps
+    resident = np.isin(ring.status, (StepOutcome.OPEN, StepOutcome.ITEM))
+    gone = recorded.resident - int(np.count_nonzero(resident))
+    if folder.is_same_boot and not 0 <= gone <= max(0, num_burned):
+        raise damaged(flags, f"{gone} steps of the chunk log are not in it")
+    store.counters = rebuilt_counters(recorded, ring.status, into="overwritten" if folder.is_same_boot else "reset")
+    limiter.restore(history.counts.inserted, history.counts.sampled)
+    admission.take_over(history.admission)
+    if not folder.is_same_boot:
+        _come_back_older(history, store, admission, clocks)
+    for leftover in history.leftovers:
+        leftover.unlink()
+    folder.log.resume(history.segments, history.starts, history.end)
+    journal.begin(after_crash=not folder.is_same_boot, damaged_keys=sorted(newly_damaged))
+    ring.commit()
+    folder.save_format(n_step=store.n_step, discount=store.discount)
+    return journal
+
+
+def _check_complete(history: History, folder: RingFolder, committed: int, oldest_key: int) -> None:
+    """Refuse a log that lacks what was acknowledged in this life of the machine."""
+    if not folder.is_same_boot:
+        return
+    if history.counts.reserved < committed:
+        last = history.segments[-1].file
+        raise damaged(last, f"it ends at key {history.counts.reserved}, but rows up to {committed} were acknowledged")
+    first = history.segments[0]
+    if history.starts[0] > max(0, oldest_key):
+        raise damaged(first.file.with_name(f"{first.number - 1:08d}.log"), "it is missing")
+
+
+def _come_back_older(
+    history: History, store: ItemStore, admission: Admission, clocks: Dict[str, Callable[[], float]]
+) -> None:
+    """After a crash of the machine, or of a copy: clocks began anew, and actors may be ahead of what is known here."""
+    ring, chunks = store.ring, history.chunks
+    now_s, wall_s = clocks["now"](), clocks["wall"]()
+    sizes = chunks["num_steps"].astype(np.int64) * chunks["num_lanes"] + chunks["num_final"]
+    resident = (sizes > 0) & (chunks["first_key"] + sizes > ring.oldest_key)
+    for chunk, size in zip(chunks[resident], sizes[resident].tolist()):
+        begin = max(int(chunk["first_key"]), ring.oldest_key)
+        for slots, _ in ring.segments(begin, int(chunk["first_key"]) + size - begin):
+            ring.inserted_s[slots] = now_s - max(0.0, wall_s - float(chunk["wall_s"]))
+            ring.actor[slots] = chunk["actor"]
+    for record in admission.actors.values():
+        for group in record.groups.values():
+            group.may_jump = True

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.replay.inspect_folder import main
+
+
+def test_a_ring_in_use_is_described(make_durable: Any, feed: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    durable = make_durable()
+    feed(durable.table, 3, time_outs=[(1, 0)])
+    before = {file: file.read_bytes() for file in durable.path.rglob("*") if file.is_file()}
+    assert main([str(durable.path), "--check"]) == 0
+    lines = dict.fromkeys(line.rstrip() for line in capsys.readouterr().out.splitlines())
+    text = "\n".join(lines)
+    for part in (
+        "in use         by process ",
+        "version 1, run 'run', schema ",
+        "observation    policy float32[2]",
+        "action         float32[1]",
+        "of n_step 3 and discount 0.5",
+        "27 of 64, keys 0 to 27",
+        "acknowledged 24",
+        "unripe 5",
+        "can be drawn   19 items",
+        "3 in the ring, oldest and newest",
+        "a incarnation 1, 24 steps acknowledged, last chunk",
+        "KiB",
+        "damaged        0 chunks",
+    ):
+        assert part in text, part
+    assert {file: file.read_bytes() for file in durable.path.rglob("*") if file.is_file()} == before
+
+
+def test_damaged_rows_are_found(make_durable: Any, feed: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    durable = make_durable()
+    feed(durable.table, 3)
+    durable.drop()
+    reward = durable.path / "columns" / "reward"
+    reward.write_bytes(b"\xff" * 4 + reward.read_bytes()[4:])
+    assert main([str(durable.path)]) == 0
+    assert "by nobody" in capsys.readouterr().out
+    assert main([str(durable.path), "--check"]) == 1
+    assert "1 chunks, from key 0" in capsys.readouterr().out
+
+
+def test_what_is_no_ring_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path)]) == 2
+    assert "format.json' is missing" in capsys.readouterr().err
+    assert main([]) == 2
+    assert "usage:" in capsys.readouterr().err
