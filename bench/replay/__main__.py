@@ -20,6 +20,7 @@ from bench.replay.workload import Workload, workload
 
 CALL_TIMEOUT_S = 60.0
 OPEN_TIMEOUT_S = 180.0
+LEAST_STORED_BYTES = 64 << 20  # below it the heap's growth says more of the allocator than of the table
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,9 @@ class Bench:
                     self._miss(f"{case.title}, {load.name}: {error}")
                     processes.pop(case.name).close()
                 else:
+                    stored = facts.get("stored_bytes", 0)
+                    if stored >= LEAST_STORED_BYTES:
+                        facts["bytes_per_transition"] = stored / facts["filled"]
                     self.findings.facts[load.name, case.name] = facts
             for column in COLUMNS[load.name]:
                 if time.monotonic() > self._deadline:
@@ -122,7 +126,8 @@ class Bench:
                 continue
             best = fastest(rates)
             self.findings.variants[key, case.name] = best
-            counts[case.name] = count_for(rates[best], self._plan.round_s, _least(column))
+            least = column.batch if column.operation == "insert" else 4
+            counts[case.name] = count_for(rates[best], self._plan.round_s, least)
 
         def measure(name: str) -> float:
             return _rate(processes[name], column, counts[name], self.findings.variants[key, name])
@@ -133,9 +138,10 @@ class Bench:
 
     def _calibrate(self, process: CaseProcess, column: Column, variant: str) -> float:
         """Operations a second, roughly: enough to choose a variant and the count of a round."""
-        count = _least(column)
+        count = column.batch if column.operation == "insert" else 2
         rate = _rate(process, column, count, variant)
-        return _rate(process, column, count_for(rate, self._plan.round_s / 3, count), variant)
+        enough = count_for(rate, self._plan.round_s / 3, count)
+        return rate if enough == count else _rate(process, column, enough, variant)
 
     def _measure_limits(self) -> None:
         process = CaseProcess(
@@ -154,11 +160,6 @@ class Bench:
     def _miss(self, what: str) -> None:
         self._console.print(f"NOT MEASURED: {what}", markup=False)
         self.findings.not_measured.append(what)
-
-
-def _least(column: Column) -> int:
-    """Operations of the shortest round: several batches."""
-    return 4 * column.batch if column.operation == "insert" else 4
 
 
 def _rate(process: CaseProcess, column: Column, count: int, variant: str) -> float:

@@ -41,7 +41,7 @@ class CpprbCase:
         while self._added < load.capacity:
             self._add(min(FILL_BATCH, load.distinct))
         heap = resident_bytes(os.getpid())["heap"] - before - sum(c.nbytes for c in self._columns.values())
-        return {"filled": self._buffer.get_stored_size(), "bytes_per_transition": heap / load.capacity}
+        return {"filled": self._buffer.get_stored_size(), "stored_bytes": heap}
 
     def insert(self, batch: int, count: int, variant: str) -> Timing:  # noqa: ARG002 (there is one way)
         for _ in range(3):

@@ -9,7 +9,6 @@ import traceback
 from dataclasses import asdict, dataclass
 from typing import Any, Callable, Dict, Mapping, Protocol
 
-
 from bench.replay.workload import Workload, workload
 
 

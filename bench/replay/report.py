@@ -172,10 +172,11 @@ def write_section(findings: Findings, cases: Sequence[CaseSpec], page: Path) -> 
 def _section(findings: Findings, cases: Sequence[CaseSpec]) -> str:
     machine = findings.machine
     capacities = ", ".join(f"{name} {capacity:,}" for name, capacity in findings.capacities.items())
-    parts = [
+    head_line = (
         f"A {findings.mode} run on {machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, "
         f"Python {machine['python']}; load before: {machine['load_before'][0]}. Capacities: {capacities}.\n"
-    ]
+    )
+    parts = [head_line]
     for head, rows in tables(findings, cases):
         lines = [head, ["---"] * len(head), *rows]
         parts.append("".join("| " + " | ".join(line) + " |\n" for line in lines))

@@ -42,11 +42,12 @@ class ReverbCase:
         before = resident_bytes(self._server.pid)["heap"]
         self._write(RING, size, flush=50, chunk=1)
         heap = resident_bytes(self._server.pid)["heap"] - before
-        return {"filled": size, "bytes_per_transition": heap / size}
+        return {"filled": size, "stored_bytes": heap}
 
     def insert(self, batch: int, count: int, variant: str) -> Timing:
         """Variants: `KIND FLUSH CHUNK`, KIND of writer or trajectory."""
         kind, flush, chunk = variant.split()
+        count = -(-count // batch) * batch
         write = self._write if kind == "writer" else self._write_trajectories
         write(SCRATCH, min(batch, 200), flush=int(flush), chunk=int(chunk))
         began = time.perf_counter()
@@ -81,6 +82,7 @@ class ReverbCase:
                 writer.create_item(table, 1, 1.0)
                 if (index + 1) % flush == 0:
                     writer.flush()
+            writer.flush()
 
     def _write_trajectories(self, table: str, count: int, *, flush: int, chunk: int) -> None:
         with self._client.trajectory_writer(num_keep_alive_refs=chunk) as writer:

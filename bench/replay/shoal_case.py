@@ -86,7 +86,7 @@ class ShoalCase:
         after = resident_bytes(self._server.pid)
         return {
             "filled": load.capacity,
-            "bytes_per_transition": sum(after[kind] - before[kind] for kind in after) / load.capacity,
+            "stored_bytes": sum(after[kind] - before[kind] for kind in after),
             "observation_bytes": self._schema.observation[0].num_bytes,
         }
 
