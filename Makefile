@@ -51,6 +51,11 @@ test38:  ## the 3.8 job: common and actor without torch, in a venv of Python 3.8
 test-replay:  ## the replay in a venv without torch
 	bash deploy/make/test_replay.sh "$(PYTHON)"
 
+# --- benchmarks ------------------------------------------------------------------------------------------------------
+.PHONY: bench-replay
+bench-replay: install  ## the replay beside Reverb, cpprb, TorchRL; ARGS=--quick for two minutes, --help for more
+	bash deploy/make/bench_replay.sh $(BIN)/python --docs docs/benchmarks.md $(ARGS)
+
 # --- checks ----------------------------------------------------------------------------------------------------------
 .PHONY: check
 check: install lint types contracts proto-check  ## format, lint, types, contracts, generated code

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterable, Tuple
 
 import google_crc32c
 import numpy as np
@@ -12,6 +12,9 @@ from services.common.batch import Batch
 from services.common.chunk import MAX_CHUNK_ROWS, ActorCounters, Chunk, FinalObservations
 from services.common.schema import ActionSpec, Schema, SchemaError, TensorSpec
 from shoal.v1 import experience_pb2, replay_pb2, tensor_pb2
+
+if TYPE_CHECKING:
+    from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 
 _WIRE_DTYPES: Dict[str, tensor_pb2.DType.ValueType] = {
     "float16": tensor_pb2.D_TYPE_FLOAT16,
@@ -37,11 +40,9 @@ def encode_tensor(name: str, array: npt.NDArray[Any]) -> tensor_pb2.Tensor:
     Raises:
         SchemaError: its dtype does not travel.
     """
-    wire = _WIRE_DTYPES.get(array.dtype.name)
-    if wire is None:
-        raise SchemaError(f"tensor {name!r} has dtype {array.dtype}; known are {', '.join(_WIRE_DTYPES)}")
-    data = array.astype(_NUMPY_DTYPES[wire], copy=False).tobytes()
-    return tensor_pb2.Tensor(name=name, dtype=wire, shape=array.shape, codec=tensor_pb2.CODEC_NONE, data=data)
+    message = tensor_pb2.Tensor()
+    _fill_tensor(message, name, array)
+    return message
 
 
 def decode_tensor(tensor: tensor_pb2.Tensor) -> npt.NDArray[Any]:
@@ -118,8 +119,6 @@ def encode_chunk(chunk: Chunk) -> experience_pb2.Chunk:
         first_step=chunk.first_step,
         num_steps=chunk.num_steps,
         num_lanes=chunk.num_lanes,
-        observation=_encode_tensors(chunk.observation),
-        action=encode_tensor("action", chunk.action),
         reward=chunk.reward.tobytes(),
         flags=chunk.flags.tobytes(),
         policy_version=chunk.policy_version.tobytes(),
@@ -127,7 +126,6 @@ def encode_chunk(chunk: Chunk) -> experience_pb2.Chunk:
         value=b"" if without_critics else chunk.value.tobytes(),
         final=experience_pb2.FinalObservations(
             step=chunk.final.step.tolist(),
-            observation=_encode_tensors(chunk.final.observation),
             value=b"" if without_critics else chunk.final.value.tobytes(),
             cut=chunk.final.cut.tobytes(),
         ),
@@ -140,6 +138,9 @@ def encode_chunk(chunk: Chunk) -> experience_pb2.Chunk:
             dropped_steps=chunk.counters.dropped_steps,
         ),
     )
+    _fill_tensors(message.observation, chunk.observation)
+    _fill_tensor(message.action, "action", chunk.action)
+    _fill_tensors(message.final.observation, chunk.final.observation)
     message.crc32c = chunk_checksum(message)
     return message
 
@@ -205,20 +206,19 @@ def chunk_checksum(message: experience_pb2.Chunk) -> int:
     return int(crc) or 1
 
 
-def encode_batch(batch: Batch, age_seconds: npt.NDArray[np.float32]) -> replay_pb2.SampledBatch:
-    return replay_pb2.SampledBatch(
-        keys=batch.keys.tobytes(),
-        probability=batch.probability.tobytes(),
-        priority=batch.priority.tobytes(),
-        times_sampled=batch.times_sampled.tobytes(),
-        observation=_encode_tensors(batch.observation),
-        action=encode_tensor("action", batch.action),
-        n_step_return=batch.n_step_return.tobytes(),
-        discount=batch.discount.tobytes(),
-        next_observation=_encode_tensors(batch.next_observation),
-        policy_version=batch.policy_version.tobytes(),
-        age_seconds=age_seconds.tobytes(),
-    )
+def fill_batch(message: replay_pb2.SampledBatch, batch: Batch, age_seconds: npt.NDArray[np.float32]) -> None:
+    """Pack a sampled batch into an empty message, in its place: handing a message to its parent copies every byte."""
+    message.keys = batch.keys.tobytes()
+    message.probability = batch.probability.tobytes()
+    message.priority = batch.priority.tobytes()
+    message.times_sampled = batch.times_sampled.tobytes()
+    _fill_tensors(message.observation, batch.observation)
+    _fill_tensor(message.action, "action", batch.action)
+    message.n_step_return = batch.n_step_return.tobytes()
+    message.discount = batch.discount.tobytes()
+    _fill_tensors(message.next_observation, batch.next_observation)
+    message.policy_version = batch.policy_version.tobytes()
+    message.age_seconds = age_seconds.tobytes()
 
 
 def decode_batch(message: replay_pb2.SampledBatch, num_items: int) -> Batch:
@@ -243,8 +243,20 @@ def decode_batch(message: replay_pb2.SampledBatch, num_items: int) -> Batch:
     )
 
 
-def _encode_tensors(columns: Dict[str, npt.NDArray[Any]]) -> Iterable[tensor_pb2.Tensor]:
-    return [encode_tensor(name, column) for name, column in sorted(columns.items())]
+def _fill_tensor(message: tensor_pb2.Tensor, name: str, array: npt.NDArray[Any]) -> None:
+    wire = _WIRE_DTYPES.get(array.dtype.name)
+    if wire is None:
+        raise SchemaError(f"tensor {name!r} has dtype {array.dtype}; known are {', '.join(_WIRE_DTYPES)}")
+    message.name, message.dtype, message.codec = name, wire, tensor_pb2.CODEC_NONE
+    message.shape.extend(array.shape)
+    message.data = array.astype(_NUMPY_DTYPES[wire], copy=False).tobytes()
+
+
+def _fill_tensors(
+    messages: RepeatedCompositeFieldContainer[tensor_pb2.Tensor], columns: Dict[str, npt.NDArray[Any]]
+) -> None:
+    for name, column in sorted(columns.items()):
+        _fill_tensor(messages.add(), name, column)
 
 
 def _decode_tensors(tensors: Iterable[tensor_pb2.Tensor]) -> Dict[str, npt.NDArray[Any]]:

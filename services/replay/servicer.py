@@ -15,9 +15,9 @@ from services.common.codec import (
     decode_chunk,
     decode_column,
     decode_schema,
-    encode_batch,
     encode_schema,
     encode_tensor,
+    fill_batch,
 )
 from services.common.errors import UserError
 from services.common.log import Log
@@ -267,15 +267,17 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
 
     def _sample_response(self, result: SampleResult, outcome: PriorityOutcome) -> replay_pb2.SampleResponse:
         drawn = result.status is SampleStatus.OK
-        return replay_pb2.SampleResponse(
+        response = replay_pb2.SampleResponse(
             status=replay_pb2.SAMPLE_STATUS_OK if drawn else replay_pb2.SAMPLE_STATUS_WAITING,
             reason=result.reason,
-            batches=[encode_batch(batch, age) for batch, age in zip(result.batches, result.ages_s)],
             num_items=result.num_items,
             priority_mass_log2=result.priority_mass_log2,
             priority_result=_priority_result(outcome),
             replay_incarnation=self._incarnation,
         )
+        for batch, age_s in zip(result.batches, result.ages_s):
+            fill_batch(response.batches.add(), batch, age_s)
+        return response
 
 
 def _priority_result(outcome: PriorityOutcome) -> replay_pb2.PriorityResult:

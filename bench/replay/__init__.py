@@ -1,0 +1,1 @@
+"""The replay side by side with what people use today."""
