@@ -124,6 +124,8 @@ class ShoalCase:
             batch_size=batch,
             batches_per_sample=BATCHES_PER_SAMPLE,
             samples_in_flight=SAMPLES_IN_FLIGHT,
+            transport="grpc",
+            rng=np.random.default_rng(0),
             newest=lambda: (1, 1),
             lifecycle=self._lifecycle,
             log=make_log(io.StringIO()),

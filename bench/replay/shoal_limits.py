@@ -85,7 +85,7 @@ class DirectSampler:
             keys = decode_batch(response.batches[0], response.num_items).keys
             taken.append(time.perf_counter() - began)
             priorities = replay_pb2.PriorityUpdates(
-                replay_incarnation=response.replay_incarnation, keys=keys.tobytes(), td_error=self._td_error.tobytes()
+                table_id=response.table_id, keys=keys.tobytes(), td_error=self._td_error.tobytes()
             )
         return taken
 

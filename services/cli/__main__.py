@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from typing import List, NoReturn, Optional, Sequence
+from typing import List, Optional, Sequence
 
+from services.cli import replay_command
 from services.cli.arguments import split_overrides
-from services.cli.modules import REPORT, SERVICES
+from services.cli.modules import REPORT, SERVICES, become
 from services.common.errors import EXIT_OK, EXIT_USER, UserError
 
 OVERRIDES = "Any key of the run file can be set: --section.key VALUE, or SHOAL_SECTION__KEY in the environment."
@@ -33,8 +34,10 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
 
 def _dispatch(words: List[str]) -> int:
+    if words[:1] == ["replay"] and replay_command.is_meant(words[1:]):
+        return replay_command.run(words[1:], sys.stdout)
     if words and words[0] in SERVICES:
-        _become(SERVICES[words[0]], words[1:])
+        become(SERVICES[words[0]], words[1:])
     rest, overrides = split_overrides(words)
     parser = _parser()
     options = parser.parse_args(rest)
@@ -47,7 +50,7 @@ def _dispatch(words: List[str]) -> int:
     if options.command == "eval":
         if overrides:
             raise UserError(f"`shoal eval` takes the settings of the run's config.toml; leave out {overrides[0]}")
-        _become(REPORT, words[1:])
+        become(REPORT, words[1:])
     if options.command == "config":
         from services.cli import config_command
 
@@ -55,12 +58,6 @@ def _dispatch(words: List[str]) -> int:
     from services.cli import up
 
     return up.run(options.target, overrides, verbose=options.verbose)
-
-
-def _become(module: str, arguments: Sequence[str]) -> NoReturn:
-    """Turn this process into `python -m module`; signals and supervision then meet the service itself."""
-    sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-m", module, *arguments])  # noqa: S606 (no shell is wanted)
 
 
 def _version() -> str:
@@ -85,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_config(commands)
     _add_eval(commands)
     for name, text in (
-        ("replay", "run a replay"),
+        ("replay", "run a replay, or look into one (shoal replay --help)"),
         ("learner", "run the learner"),
         ("actor", "run an actor"),
         ("evaluator", "run the evaluator"),

@@ -42,3 +42,9 @@ def sparkline(values: Sequence[float], width: int, low: float, high: float) -> s
     means = [sum(values[a:b]) / (b - a) for a, b in zip(edges, edges[1:])]
     span = high - low or 1.0
     return "".join(BARS[min(len(BARS) - 1, max(0, int((mean - low) / span * len(BARS))))] for mean in means)
+
+
+def bars(counts: Sequence[int]) -> str:
+    """One bar for each count, the highest for the largest; nothing at all for 0."""
+    most = max(counts, default=0)
+    return "".join(BARS[(len(BARS) - 1) * count // most] if count else " " for count in counts)

@@ -1,6 +1,10 @@
-"""The modules that run as processes, by the name of their command."""
+"""The modules that run as processes, by the name of their command, and how this process becomes one of them."""
 
 from __future__ import annotations
+
+import os
+import sys
+from typing import NoReturn, Sequence
 
 SERVICES = {
     "replay": "services.replay",
@@ -9,3 +13,10 @@ SERVICES = {
     "evaluator": "services.actor.evaluator",
 }
 REPORT = "services.actor.evaluator.report"
+INSPECT_FOLDER = "services.replay.inspect_folder"
+
+
+def become(module: str, arguments: Sequence[str]) -> NoReturn:
+    """Turn this process into `python -m module`; signals and supervision then meet the service itself."""
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", module, *arguments])  # noqa: S606 (no shell is wanted)

@@ -63,8 +63,12 @@ def plan_children(
         specs.append(ChildSpec(name, role, command, child_environ(environ, lifeline, threads=threads)))
 
     # A folder that the run file does not name lies in the run's own.
-    dumps = () if config.replay.dump_dir else ("--replay.dump_dir", str(config_file.parent / "quarantine"))
-    add("replay", "replay", 1, *dumps)
+    folders: List[str] = []
+    if not config.replay.dump_dir:
+        folders += ["--replay.dump_dir", str(config_file.parent / "quarantine")]
+    if not config.replay.data_dir:
+        folders += ["--replay.data_dir", str(config_file.parent / "ring")]
+    add("replay", "replay", 1, *folders)
     add("learner", "learner", config.learner.torch_threads)
     if config.evaluator.enabled:
         add("evaluator", "evaluator", 1)

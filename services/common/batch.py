@@ -3,10 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict
+from typing import Any, Dict, List
 
 import numpy as np
 import numpy.typing as npt
+
+
+@dataclass(frozen=True)
+class DrawnKeys:
+    """N items that were drawn, by key: all that the replay says to a learner who gathers rows from the mapped ring."""
+
+    keys: npt.NDArray[np.int64]  # [N], of the start rows
+    probability: npt.NDArray[np.float64]  # [N]
+    priority: npt.NDArray[np.float64]  # [N]
+    times_sampled: npt.NDArray[np.int64]  # [N]
+    bootstrap_keys: npt.NDArray[np.int64]  # [N], of the rows that hold the next observations
+
+    def split(self, batch_size: int) -> List[DrawnKeys]:
+        """The same items as draws of `batch_size`, which divides their number; nothing is copied."""
+        return [self._part(slice(at, at + batch_size)) for at in range(0, len(self.keys), batch_size)]
+
+    def _part(self, part: slice) -> DrawnKeys:
+        return DrawnKeys(
+            keys=self.keys[part],
+            probability=self.probability[part],
+            priority=self.priority[part],
+            times_sampled=self.times_sampled[part],
+            bootstrap_keys=self.bootstrap_keys[part],
+        )
 
 
 @dataclass
@@ -31,3 +55,22 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.keys)
+
+    def split(self, batch_size: int) -> List[Batch]:
+        """The same items as batches of `batch_size`, which divides their number; nothing is copied."""
+        return [self._part(slice(at, at + batch_size)) for at in range(0, len(self), batch_size)]
+
+    def _part(self, part: slice) -> Batch:
+        return Batch(
+            keys=self.keys[part],
+            probability=self.probability[part],
+            priority=self.priority[part],
+            times_sampled=self.times_sampled[part],
+            observation={name: rows[part] for name, rows in self.observation.items()},
+            action=self.action[part],
+            n_step_return=self.n_step_return[part],
+            discount=self.discount[part],
+            next_observation={name: rows[part] for name, rows in self.next_observation.items()},
+            policy_version=self.policy_version[part],
+            num_items=self.num_items,
+        )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Dict, Iterable, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterable, Sequence, Tuple
 
 import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
-from services.common.batch import Batch
+from services.common.batch import Batch, DrawnKeys
 from services.common.chunk import MAX_CHUNK_ROWS, ActorCounters, Chunk, FinalObservations
 from services.common.schema import ActionSpec, Schema, SchemaError, TensorSpec
 from shoal.v1 import experience_pb2, replay_pb2, tensor_pb2
@@ -219,6 +219,36 @@ def fill_batch(message: replay_pb2.SampledBatch, batch: Batch, age_seconds: npt.
     _fill_tensors(message.next_observation, batch.next_observation)
     message.policy_version = batch.policy_version.tobytes()
     message.age_seconds = age_seconds.tobytes()
+
+
+def fill_drawn(message: replay_pb2.SampledBatch, drawn: DrawnKeys) -> None:
+    """Pack drawn keys, for a learner who gathers the rows itself, into an empty message."""
+    message.keys = drawn.keys.tobytes()
+    message.probability = drawn.probability.tobytes()
+    message.priority = drawn.priority.tobytes()
+    message.times_sampled = drawn.times_sampled.tobytes()
+    message.bootstrap_keys = drawn.bootstrap_keys.tobytes()
+
+
+def decode_drawn(messages: Sequence[replay_pb2.SampledBatch]) -> DrawnKeys:
+    """The drawn keys of several messages, one after the other.
+
+    Raises:
+        SchemaError: the columns of one of them are not of one length.
+    """
+    counts = [len(message.keys) // 8 for message in messages]
+
+    def joined(name: str, dtype: str) -> npt.NDArray[Any]:
+        columns = [decode_column(name, getattr(m, name), dtype, (n,)) for m, n in zip(messages, counts)]
+        return np.concatenate(columns)
+
+    return DrawnKeys(
+        keys=joined("keys", "int64"),
+        probability=joined("probability", "float64"),
+        priority=joined("priority", "float64"),
+        times_sampled=joined("times_sampled", "int64"),
+        bootstrap_keys=joined("bootstrap_keys", "int64"),
+    )
 
 
 def decode_batch(message: replay_pb2.SampledBatch, num_items: int) -> Batch:

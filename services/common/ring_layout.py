@@ -92,6 +92,12 @@ class RingFormat:
     made_wall_s: float  # seconds since 1970
     format_version: int = FORMAT_VERSION
 
+    @property
+    def table_id(self) -> int:
+        """Names the table whose keys the ring holds, over all lives of its replay: 63 bits, never 0."""
+        facts = f"{self.run} {self.made_wall_s!r} {self.schema.digest}"
+        return int(hashlib.sha256(facts.encode()).hexdigest()[:16], 16) >> 1 | 1
+
     def to_bytes(self) -> bytes:
         """As the file holds it, with a digest of itself."""
         facts = {**asdict(self), "schema": self.schema.to_dict()}

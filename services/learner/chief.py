@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from typing_extensions import Self
 
 from services.common.config.load import to_toml
@@ -62,6 +63,8 @@ class Chief:
             batch_size=settings.batch_size,
             batches_per_sample=settings.batches_per_sample,
             samples_in_flight=settings.samples_in_flight,
+            transport=settings.transport,
+            rng=np.random.default_rng(config.run.seed),
             newest=lambda: (self._newest_version, self._status.progress.updates),
             lifecycle=lifecycle,
             log=log,
@@ -137,7 +140,7 @@ class Chief:
                 schema=schema,
                 progress=monitor.progress(learner.updates),
                 history=self._store.history(),
-                acknowledged=self._steps.by_life(),
+                acknowledged=self._steps.by_table(),
                 state=learner.state(),
             )
 

@@ -11,12 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from services.common.batch import Batch
-from services.common.codec import decode_batch, decode_schema
+from services.common.codec import decode_batch, decode_drawn, decode_schema
+from services.common.errors import UserError
 from services.common.lifecycle import Lifecycle
 from services.common.log import Log
 from services.common.peer import Peer
 from services.common.rpc import Caller, Refused, Stopped, Unavailable, call_once
 from services.common.schema import Schema
+from services.learner.ring_rows import RingRows, attach
 from shoal.v1 import replay_pb2, replay_pb2_grpc
 
 SAMPLE_WAIT_S = 2.0  # how long the replay may hold a Sample; the call's deadline is this and a margin
@@ -26,10 +28,10 @@ INFO_TIMEOUT_S = 3.0
 
 @dataclass(frozen=True)
 class DrawnBatch:
-    """A batch and the life of the replay that its keys belong to."""
+    """A batch and the table that its keys belong to."""
 
     batch: Batch
-    replay_incarnation: int
+    table_id: int
 
 
 class ReplayClient:
@@ -43,7 +45,9 @@ class ReplayClient:
         batch_size: int,
         batches_per_sample: int,
         samples_in_flight: int,
+        transport: str,
         newest: Callable[[], Tuple[int, int]],
+        rng: np.random.Generator,
         lifecycle: Lifecycle,
         log: Log,
     ) -> None:
@@ -55,7 +59,10 @@ class ReplayClient:
             batch_size: items of a batch (N).
             batches_per_sample: batches asked for in one call (K).
             samples_in_flight: calls under way at once; as many threads.
+            transport: "mapped" gathers rows from the ring of a replay on the same host, "grpc" has them sent, "auto"
+                takes the first where it can.
             newest: returns (newest version, updates) to pass on with each call.
+            rng: chooses the items that stand in for overwritten ones.
             lifecycle: ends the waits.
             log: where waits are said.
         """
@@ -65,7 +72,11 @@ class ReplayClient:
         self._batch_size = batch_size
         self._batches_per_sample = batches_per_sample
         self._samples_in_flight = samples_in_flight
+        self._transport = transport
+        self._ring: Optional[RingRows] = None  # None: rows come over gRPC
+        self._attaching = threading.Lock()
         self._newest = newest
+        self._rng = rng
         self._lifecycle = lifecycle
         self._log = log
         self._queue: queue.Queue[DrawnBatch] = queue.Queue(maxsize=batches_per_sample)
@@ -117,9 +128,19 @@ class ReplayClient:
         request = replay_pb2.GetReplayInfoRequest(peer=self._peer.to_proto())
         return call_once(self._stub.GetInfo, request, timeout_s=INFO_TIMEOUT_S)
 
+    @property
+    def overwritten(self) -> int:
+        """Items that the replay overwrote before their rows were gathered."""
+        return self._ring.overwritten if self._ring else 0
+
     def start(self, schema: Schema) -> None:
-        """Begin to draw batches under `schema`."""
+        """Begin to draw batches under `schema`.
+
+        Raises:
+            UserError: the ring must be mapped and cannot be.
+        """
         self._digest = schema.digest
+        self._attach(None)
         for number in range(self._samples_in_flight):
             self._lifecycle.spawn(f"sampler-{number}", self._draw_until_stopped)
 
@@ -139,7 +160,7 @@ class ReplayClient:
     def report(self, drawn: DrawnBatch, td_error: npt.NDArray[np.float32]) -> None:
         """Send |TD errors| back with the next draw."""
         with self._lock:
-            self._priorities.append((drawn.replay_incarnation, drawn.batch.keys, td_error))
+            self._priorities.append((drawn.table_id, drawn.batch.keys, td_error))
 
     def finish(self) -> None:
         """Stop drawing and deliver the last priorities; one try, since losing them harms nothing."""
@@ -157,6 +178,7 @@ class ReplayClient:
 
     def _draw_until_stopped(self) -> None:
         while not (self._lifecycle.stopping.is_set() or self._paused.is_set()):
+            ring = self._ring
             version, updates = self._newest()
             request = replay_pb2.SampleRequest(
                 peer=self._peer.to_proto(self._digest),
@@ -166,16 +188,42 @@ class ReplayClient:
                 newest_version=version,
                 updates=updates,
                 max_wait_seconds=SAMPLE_WAIT_S,
-                transport=replay_pb2.TRANSPORT_GRPC,
+                transport=replay_pb2.TRANSPORT_MAPPED if ring else replay_pb2.TRANSPORT_GRPC,
+                nonce=ring.nonce if ring else "",
             )
             try:
                 response = self._caller.call(self._stub.Sample, request, timeout_s=SAMPLE_WAIT_S + CALL_MARGIN_S)
+                if response.status == replay_pb2.SAMPLE_STATUS_UNPROVEN:
+                    self._attach(ring)
+                    continue
             except Stopped:
                 return
             self._waiting_for = response.reason
-            for message in response.batches:
-                drawn = DrawnBatch(decode_batch(message, response.num_items), response.replay_incarnation)
-                self._put(drawn)
+            for batch in self._rows_of(response, ring):
+                self._put(DrawnBatch(batch, response.table_id))
+
+    def _rows_of(self, response: replay_pb2.SampleResponse, ring: Optional[RingRows]) -> List[Batch]:
+        if not response.batches:
+            return []
+        if ring is None:
+            return [decode_batch(message, response.num_items) for message in response.batches]
+        whole = ring.gather(decode_drawn(response.batches), response.num_items)
+        return whole.split(self._batch_size) if whole is not None else []
+
+    def _attach(self, outdated: Optional[RingRows]) -> None:
+        """Attach to the replay's ring, instead of to `outdated`, or have rows sent where that cannot be."""
+        with self._attaching:
+            if self._transport == "grpc" or self._ring is not outdated:
+                return  # another thread was faster
+            try:
+                self._ring = attach(self.info(), self._rng)
+            except UserError as error:
+                if self._transport == "mapped":
+                    raise UserError(f"learner.transport is mapped, but {error}") from None
+                self._ring = None
+                self._log.info("rows come over gRPC", reason=str(error))
+            else:
+                self._log.info("rows come from the mapped ring")
 
     def _put(self, drawn: DrawnBatch) -> None:
         while not (self._lifecycle.stopping.is_set() or self._paused.is_set()):
@@ -190,10 +238,10 @@ class ReplayClient:
             taken, self._priorities = self._priorities, []
         if not taken:
             return None
-        incarnation = taken[-1][0]
-        alive = [entry for entry in taken if entry[0] == incarnation]  # keys of an earlier life name nothing now
+        table_id = taken[-1][0]
+        alive = [entry for entry in taken if entry[0] == table_id]  # keys of an earlier table name nothing now
         return replay_pb2.PriorityUpdates(
-            replay_incarnation=incarnation,
+            table_id=table_id,
             keys=np.concatenate([keys for _, keys, _ in alive]).tobytes(),
             td_error=np.concatenate([td_error for _, _, td_error in alive]).astype(np.float64).tobytes(),
         )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Optional
+from typing import Callable, List, Optional, Tuple
 
 import numpy as np
 import numpy.typing as npt
 
-from services.common.batch import Batch
+from services.common.batch import Batch, DrawnKeys
 from services.common.chunk import TERMINATED, TRUNCATED, VALID, Chunk
 from services.common.schema import Schema
 from services.replay.items import StepOutcome, Timeline, build_windows
@@ -61,15 +61,6 @@ class Intake:
     follows_gap: bool  # steps are missing between the lane group's last chunk and this one
     actor: int  # index of the actor's record
     now_s: float  # the table's clock
-
-
-@dataclass(frozen=True)
-class Draw:
-    """What one draw of several batches brought."""
-
-    batches: List[Batch]
-    bootstrap_keys: List[Keys]  # [N] a batch
-    inserted_s: List[npt.NDArray[np.float64]]  # [N] a batch, the clock at insertion
 
 
 def _unrecorded(_first_key: int) -> None:
@@ -288,42 +279,39 @@ class ItemStore:
         )
         self.sampler.rebuild()
 
-    def draw(self, rng: np.random.Generator, num_batches: int, batch_size: int) -> Draw:
-        """Draw batches by the sampler and copy their rows out.
+    def draw(self, rng: np.random.Generator, num_batches: int, batch_size: int) -> DrawnKeys:
+        """Draw num_batches x batch_size items by the sampler, batch after batch.
 
         Raises:
             ValueError: there is no item, or the items do not stand so many draws.
         """
-        ring = self.ring
-        num_items = self.num_items
         drawn = self.sampler.draw(rng, num_batches, batch_size)
-        flat = drawn.slots
-        bootstrap_keys = ring.bootstrap_key[flat]
-        next_slots = ring.slots(bootstrap_keys)
-        columns: Dict[str, npt.NDArray[Any]] = {
-            "keys": ring.keys(flat),
-            "probability": drawn.probability,
-            "priority": drawn.priority,
-            "times_sampled": drawn.times_sampled,
-            "action": np.take(ring.action, flat, axis=0),
-            "n_step_return": ring.n_step_return[flat],
-            "discount": ring.discount[flat],
-            "policy_version": ring.policy_version[flat],
-        }
-        observation = {name: np.take(column, flat, axis=0) for name, column in ring.observation.items()}
-        next_observation = {name: np.take(column, next_slots, axis=0) for name, column in ring.observation.items()}
-        inserted_s = ring.inserted_s[flat]
-        parts = [slice(k * batch_size, (k + 1) * batch_size) for k in range(num_batches)]
-        batches = [
-            Batch(
-                observation={name: rows[part] for name, rows in observation.items()},
-                next_observation={name: rows[part] for name, rows in next_observation.items()},
-                num_items=num_items,
-                **{name: rows[part] for name, rows in columns.items()},
-            )
-            for part in parts
-        ]
-        return Draw(batches, [bootstrap_keys[part] for part in parts], [inserted_s[part] for part in parts])
+        return DrawnKeys(
+            keys=self.ring.keys(drawn.slots),
+            probability=drawn.probability,
+            priority=drawn.priority,
+            times_sampled=drawn.times_sampled,
+            bootstrap_keys=self.ring.bootstrap_key[drawn.slots],
+        )
+
+    def copy_rows(self, drawn: DrawnKeys) -> Tuple[Batch, npt.NDArray[np.float64]]:
+        """The rows of items that were drawn, as one batch, and the clock at their insertion <float64>[N]."""
+        ring = self.ring
+        slots, next_slots = ring.slots(drawn.keys), ring.slots(drawn.bootstrap_keys)
+        batch = Batch(
+            keys=drawn.keys,
+            probability=drawn.probability,
+            priority=drawn.priority,
+            times_sampled=drawn.times_sampled,
+            observation={name: np.take(column, slots, axis=0) for name, column in ring.observation.items()},
+            action=np.take(ring.action, slots, axis=0),
+            n_step_return=ring.n_step_return[slots],
+            discount=ring.discount[slots],
+            next_observation={name: np.take(column, next_slots, axis=0) for name, column in ring.observation.items()},
+            policy_version=ring.policy_version[slots],
+            num_items=self.num_items,
+        )
+        return batch, ring.inserted_s[slots]
 
     def update_priorities(self, keys: Keys, td_error: npt.NDArray[np.float64]) -> PriorityOutcome:
         """Apply a batch of updates <int64>[N], <float64>[N] whole, with an answer per item.

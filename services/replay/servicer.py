@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hmac
 import threading
 import time
 from pathlib import Path
-from typing import Any, Callable, NoReturn, Optional
+from typing import Callable, NoReturn, Optional
 
 import grpc
 import numpy as np
@@ -16,8 +17,6 @@ from services.common.codec import (
     decode_column,
     decode_schema,
     encode_schema,
-    encode_tensor,
-    fill_batch,
 )
 from services.common.errors import UserError
 from services.common.log import Log
@@ -26,11 +25,12 @@ from services.common.ring_layout import NONCE_FILE
 from services.common.rpc import refuse
 from services.common.schema import Schema, SchemaError
 from services.replay.admission import InsertStatus
+from services.replay.answers import fill_info, inspected_item, priority_result, sample_response, unproven_response
 from services.replay.chunk_log import RingBroken
 from services.replay.priorities import PriorityOutcome
 from services.replay.quarantine_dump import QuarantineDump
-from services.replay.table import InspectOrder, SampleStatus, Table
-from services.replay.table_info import InsertResult, InspectedItem, SampleResult
+from services.replay.table import InspectOrder, Table
+from services.replay.table_info import InsertResult
 from shoal.v1 import replay_pb2, replay_pb2_grpc
 
 MAX_WAIT_S = 10.0  # however long a caller would wait, a thread is not held for longer
@@ -122,8 +122,6 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         self, request: replay_pb2.SampleRequest, context: grpc.ServicerContext
     ) -> replay_pb2.SampleResponse:
         refuse(context, objection(request.peer, self._run_id))
-        if request.transport == replay_pb2.TRANSPORT_MAPPED:
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "this replay sends rows: ask for TRANSPORT_GRPC")
         max_wait_s = min(request.max_wait_seconds, MAX_WAIT_S)
         began = time.monotonic()
         table = self._wait_for_table(max_wait_s)
@@ -131,21 +129,24 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
             return replay_pb2.SampleResponse(
                 status=replay_pb2.SAMPLE_STATUS_WAITING,
                 reason=self._stop_reason or NO_ACTOR_YET,
-                replay_incarnation=self._incarnation,
             )
         self._refuse_other_schema(request.peer.schema_digest, table, context)
         outcome = self._apply_priorities(table, request.priorities, context)
         table.set_newest(request.newest_version, request.updates)
+        is_mapped = request.transport == replay_pb2.TRANSPORT_MAPPED
+        if is_mapped and not _proves_same_host(request.nonce, table):
+            return unproven_response(outcome, table.table_id, is_mapped=table.folder is not None)
         try:
             result = table.sample(
                 request.num_batches,
                 request.batch_size,
                 max_wait_s=max_wait_s - (time.monotonic() - began),
                 waiter=request.peer.name,
+                with_rows=not is_mapped,
             )
         except ValueError as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        return self._sample_response(result, outcome)
+        return sample_response(result, outcome, table.table_id)
 
     def UpdatePriorities(  # noqa: N802
         self, request: replay_pb2.UpdatePrioritiesRequest, context: grpc.ServicerContext
@@ -154,7 +155,7 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         if self._table is None:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, NO_ACTOR_YET)
         outcome = self._apply_priorities(self._table, request.priorities, context)
-        return replay_pb2.UpdatePrioritiesResponse(result=_priority_result(outcome))
+        return replay_pb2.UpdatePrioritiesResponse(result=priority_result(outcome))
 
     def GetInfo(  # noqa: N802
         self, request: replay_pb2.GetReplayInfoRequest, context: grpc.ServicerContext
@@ -164,7 +165,8 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         table = self._table
         if table is not None:
             response.schema.CopyFrom(encode_schema(table.schema))
-            _fill_info(response, table)
+            fill_info(response, table)
+            response.table_id = table.table_id
             if table.folder is not None:
                 response.mapped_folder = str(table.folder.path.resolve())
                 response.nonce_file = str(table.folder.path.resolve() / NONCE_FILE)
@@ -179,10 +181,10 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
             return replay_pb2.InspectResponse()
         if request.one:
             item = table.item(request.key)
-            return replay_pb2.InspectResponse(items=[_item(item)] if item else [])
+            return replay_pb2.InspectResponse(items=[inspected_item(item)] if item else [])
         order = InspectOrder(request.order or replay_pb2.INSPECT_ORDER_HIGHEST_PRIORITY)
         return replay_pb2.InspectResponse(
-            items=[_item(item) for item in table.inspect(order, request.max_items, request.actor)],
+            items=[inspected_item(item) for item in table.inspect(order, request.max_items, request.actor)],
             histograms=[
                 replay_pb2.Histogram(name=h.name, edges=h.edges, counts=h.counts.tolist()) for h in table.histograms()
             ],
@@ -250,8 +252,8 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
             td_error = decode_column("priorities.td_error", updates.td_error, "float64", (count,))
         except SchemaError as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        if updates.replay_incarnation != self._incarnation:
-            keys = np.full(count, -1, np.int64)  # keys of an earlier life name nothing here: all are stale
+        if updates.table_id != table.table_id:
+            keys = np.full(count, -1, np.int64)  # keys of another table name nothing here: all are stale
         return table.update_priorities(keys, td_error)
 
     def _insert_response(self, result: InsertResult) -> replay_pb2.InsertResponse:
@@ -265,68 +267,6 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
             replay_incarnation=self._incarnation,
         )
 
-    def _sample_response(self, result: SampleResult, outcome: PriorityOutcome) -> replay_pb2.SampleResponse:
-        drawn = result.status is SampleStatus.OK
-        response = replay_pb2.SampleResponse(
-            status=replay_pb2.SAMPLE_STATUS_OK if drawn else replay_pb2.SAMPLE_STATUS_WAITING,
-            reason=result.reason,
-            num_items=result.num_items,
-            priority_mass_log2=result.priority_mass_log2,
-            priority_result=_priority_result(outcome),
-            replay_incarnation=self._incarnation,
-        )
-        for batch, age_s in zip(result.batches, result.ages_s):
-            fill_batch(response.batches.add(), batch, age_s)
-        return response
 
-
-def _priority_result(outcome: PriorityOutcome) -> replay_pb2.PriorityResult:
-    return replay_pb2.PriorityResult(
-        outcome=outcome.outcome.tobytes(),
-        applied=outcome.applied,
-        stale=outcome.stale,
-        rejected=outcome.rejected,
-        superseded=outcome.superseded,
-    )
-
-
-def _fill_info(response: replay_pb2.GetReplayInfoResponse, table: Table) -> None:
-    info = table.info()
-    response.capacity_rows, response.rows, response.num_items = info.capacity_rows, info.rows, info.num_items
-    response.n_step, response.discount, response.newest_version = info.n_step, info.discount, info.newest_version
-    _copy_fields(info.steps, response.steps)
-    _copy_fields(info.limiter, response.limiter)
-    for waiter in info.waiters:
-        _copy_fields(waiter, response.waiters.add())
-    for actor in info.actors:
-        message = response.actors.add(
-            name=actor.name,
-            incarnation=actor.incarnation,
-            acknowledged_steps=actor.acknowledged_steps,
-            seconds_since_insert=actor.seconds_since_insert,
-            last_policy_version=actor.last_policy_version,
-        )
-        message.counters.produced_steps = actor.counters.produced_steps
-        message.counters.buffered_steps = actor.counters.buffered_steps
-        message.counters.dropped_steps.update(actor.counters.dropped_steps)
-
-
-def _copy_fields(source: Any, message: Any) -> None:
-    """Copy scalars of the same name: the table's values are named as the contract's."""
-    for field in message.DESCRIPTOR.fields:
-        setattr(message, field.name, getattr(source, field.name))
-
-
-def _item(item: InspectedItem) -> replay_pb2.InspectedItem:
-    return replay_pb2.InspectedItem(
-        key=item.key,
-        actor=item.actor,
-        priority=item.priority,
-        times_sampled=item.times_sampled,
-        age_seconds=item.age_s,
-        policy_version=item.policy_version,
-        n_step_return=item.n_step_return,
-        discount=item.discount,
-        bootstrap_key=item.bootstrap_key,
-        columns=[encode_tensor(name, np.asarray(column)) for name, column in item.columns.items()],
-    )
+def _proves_same_host(nonce: str, table: Table) -> bool:
+    return table.folder is not None and hmac.compare_digest(nonce.encode(), table.folder.nonce.encode())

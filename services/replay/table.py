@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 import threading
 import time
 from dataclasses import replace
@@ -106,6 +107,7 @@ class Table:
         self.settings = settings
         self.schema = schema
         self.folder = folder
+        self.table_id = folder.format.table_id if folder else secrets.randbits(63) | 1
         self._history = VersionHistory()
         self.store = ItemStore(
             capacity=settings.capacity,
@@ -254,7 +256,15 @@ class Table:
 
     # Sampling
 
-    def sample(self, num_batches: int, batch_size: int, *, max_wait_s: float, waiter: str = "learner") -> SampleResult:
+    def sample(
+        self,
+        num_batches: int,
+        batch_size: int,
+        *,
+        max_wait_s: float,
+        waiter: str = "learner",
+        with_rows: bool = True,
+    ) -> SampleResult:
         """Draw `num_batches` batches of `batch_size` items at once, or say what it waits for.
 
         Args:
@@ -262,6 +272,7 @@ class Table:
             batch_size: N, 1 to max_batch_size.
             max_wait_s: how long the rate limiter may hold the call before it answers WAITING.
             waiter: name of the caller, for `info`.
+            with_rows: whether the rows are copied out; False: the caller gathers them from the mapped ring.
 
         Raises:
             ValueError: K or N are out of range.
@@ -284,12 +295,17 @@ class Table:
             mass_log2 = math.log2(total) if total > 0.0 else -math.inf
             if why:
                 return SampleResult(SampleStatus.WAITING, why, [], [], [], mass_log2, num_items)
-            draw = self.store.draw(self._rng, num_batches, batch_size)
+            drawn = self.store.draw(self._rng, num_batches, batch_size)
+            rows = self.store.copy_rows(drawn) if with_rows else None
             self._limiter.sample(num_drawn)
             now_s = self._clock()
             self._waiting.wake()
-        ages_s = [(now_s - inserted_s).astype(np.float32) for inserted_s in draw.inserted_s]
-        return SampleResult(SampleStatus.OK, "", draw.batches, ages_s, draw.bootstrap_keys, mass_log2, num_items)
+        keys = drawn.split(batch_size)
+        if rows is None:
+            return SampleResult(SampleStatus.OK, "", keys, [], [], mass_log2, num_items)
+        batch, inserted_s = rows
+        ages_s = np.split((now_s - inserted_s).astype(np.float32), num_batches)
+        return SampleResult(SampleStatus.OK, "", keys, batch.split(batch_size), ages_s, mass_log2, num_items)
 
     def update_priorities(self, keys: npt.NDArray[np.int64], td_error: npt.NDArray[np.float64]) -> PriorityOutcome:
         """Set |td_error| + 1e-6, which p is made of, for `keys` <int64>[N]; each gets an answer, none can do harm.

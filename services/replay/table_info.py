@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from services.common.batch import Batch
+from services.common.batch import Batch, DrawnKeys
 from services.common.chunk import ActorCounters
 from services.replay.admission import InsertStatus
 from services.replay.item_store import StepCounters
@@ -59,13 +59,13 @@ class SampleStatus(enum.IntEnum):
 
 @dataclass(frozen=True)
 class SampleResult:
-    """K batches of N items, or the reason why there are none."""
+    """K draws of N items, or the reason why there are none."""
 
     status: SampleStatus
     reason: str
-    batches: List[Batch]
+    drawn: List[DrawnKeys]  # K
+    batches: List[Batch]  # K, the same with their rows; empty if only keys were asked for
     ages_s: List[npt.NDArray[np.float32]]  # [N] a batch, since insertion
-    bootstrap_keys: List[npt.NDArray[np.int64]]  # [N] a batch
     priority_mass_log2: float  # log2 of the sum of p^priority_exponent; -inf with no item
     num_items: int
 

@@ -165,7 +165,7 @@ def test_priorities_travel_with_the_next_sample(replay: Replay) -> None:
     drawn = decode_batch(replay.sample(1, 4).batches[0], 0)
     keys = np.unique(drawn.keys)[:2]
     errors = np.array([4.0, np.nan])
-    updates = replay_pb2.PriorityUpdates(replay_incarnation=99, keys=keys.tobytes(), td_error=errors.tobytes())
+    updates = replay_pb2.PriorityUpdates(table_id=replay.table.table_id, keys=keys.tobytes(), td_error=errors.tobytes())
     result = replay.sample(1, 4, priorities=updates, newest_version=12, updates=120).priority_result
     assert (result.applied, result.rejected, result.stale) == (1, 1, 0)
     item = replay.inspect(one=True, key=int(keys[0])).items[0]
@@ -179,7 +179,7 @@ def test_priorities_of_another_life_of_the_replay_are_stale(replay: Replay) -> N
     drawn = decode_batch(replay.sample(1, 4).batches[0], 0)
     before = replay.inspect(one=True, key=int(drawn.keys[0])).items[0].priority
     updates = replay_pb2.PriorityUpdates(
-        replay_incarnation=98, keys=drawn.keys.tobytes(), td_error=np.full(4, 9.0).tobytes()
+        table_id=98, keys=drawn.keys.tobytes(), td_error=np.full(4, 9.0).tobytes()
     )
     request = replay_pb2.UpdatePrioritiesRequest(peer=replay.learner.to_proto(SCHEMA.digest), priorities=updates)
     result = call_once(replay.stub.UpdatePriorities, request, timeout_s=5).result
@@ -300,9 +300,11 @@ def test_impossible_draws_are_refused(replay: Replay) -> None:
     replay.insert(make_chunk())
     with pytest.raises(Refused, match="batches of 65 items were asked for"):
         replay.sample(1, 65)
-    with pytest.raises(Refused, match="TRANSPORT_GRPC"):
-        replay.sample(transport=replay_pb2.TRANSPORT_MAPPED)
-    updates = replay_pb2.PriorityUpdates(replay_incarnation=99, keys=bytes(16), td_error=bytes(8))
+    answer = replay.sample(transport=replay_pb2.TRANSPORT_MAPPED)
+    assert answer.status == replay_pb2.SAMPLE_STATUS_UNPROVEN
+    assert "keeps its ring in memory" in answer.reason
+    assert not answer.batches
+    updates = replay_pb2.PriorityUpdates(table_id=1, keys=bytes(16), td_error=bytes(8))
     with pytest.raises(Refused, match=r"column 'priorities\.td_error' has 8 bytes"):
         replay.sample(priorities=updates)
 

@@ -95,6 +95,8 @@ class _SampleStatusEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._E
     SAMPLE_STATUS_OK: _SampleStatus.ValueType  # 1
     SAMPLE_STATUS_WAITING: _SampleStatus.ValueType  # 2
     """nothing drawn in time: the reason says what it waits for; priorities were applied"""
+    SAMPLE_STATUS_UNPROVEN: _SampleStatus.ValueType  # 3
+    """nothing drawn: the nonce is not that of this replay's ring; attach again, or ask for rows"""
 
 class SampleStatus(_SampleStatus, metaclass=_SampleStatusEnumTypeWrapper): ...
 
@@ -102,6 +104,8 @@ SAMPLE_STATUS_UNSPECIFIED: SampleStatus.ValueType  # 0
 SAMPLE_STATUS_OK: SampleStatus.ValueType  # 1
 SAMPLE_STATUS_WAITING: SampleStatus.ValueType  # 2
 """nothing drawn in time: the reason says what it waits for; priorities were applied"""
+SAMPLE_STATUS_UNPROVEN: SampleStatus.ValueType  # 3
+"""nothing drawn: the nonce is not that of this replay's ring; attach again, or ask for rows"""
 global___SampleStatus = SampleStatus
 
 class _InspectOrder:
@@ -201,10 +205,10 @@ class PriorityUpdates(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    REPLAY_INCARNATION_FIELD_NUMBER: builtins.int
+    TABLE_ID_FIELD_NUMBER: builtins.int
     KEYS_FIELD_NUMBER: builtins.int
     TD_ERROR_FIELD_NUMBER: builtins.int
-    replay_incarnation: builtins.int
+    table_id: builtins.int
     """of the draw; another one makes all of them stale"""
     keys: builtins.bytes
     """int64[N]"""
@@ -213,11 +217,11 @@ class PriorityUpdates(google.protobuf.message.Message):
     def __init__(
         self,
         *,
-        replay_incarnation: builtins.int = ...,
+        table_id: builtins.int = ...,
         keys: builtins.bytes = ...,
         td_error: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["keys", b"keys", "replay_incarnation", b"replay_incarnation", "td_error", b"td_error"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["keys", b"keys", "table_id", b"table_id", "td_error", b"td_error"]) -> None: ...
 
 global___PriorityUpdates = PriorityUpdates
 
@@ -233,6 +237,7 @@ class SampleRequest(google.protobuf.message.Message):
     UPDATES_FIELD_NUMBER: builtins.int
     MAX_WAIT_SECONDS_FIELD_NUMBER: builtins.int
     TRANSPORT_FIELD_NUMBER: builtins.int
+    NONCE_FIELD_NUMBER: builtins.int
     num_batches: builtins.int
     """K"""
     batch_size: builtins.int
@@ -244,6 +249,8 @@ class SampleRequest(google.protobuf.message.Message):
     max_wait_seconds: builtins.float
     """how long the limiter may hold this call before it answers WAITING"""
     transport: global___Transport.ValueType
+    nonce: builtins.str
+    """with TRANSPORT_MAPPED: what the ring's nonce file holds, which proves the same host"""
     @property
     def peer(self) -> shoal.v1.experience_pb2.Peer: ...
     @property
@@ -261,15 +268,18 @@ class SampleRequest(google.protobuf.message.Message):
         updates: builtins.int = ...,
         max_wait_seconds: builtins.float = ...,
         transport: global___Transport.ValueType = ...,
+        nonce: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["peer", b"peer", "priorities", b"priorities"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["batch_size", b"batch_size", "max_wait_seconds", b"max_wait_seconds", "newest_version", b"newest_version", "num_batches", b"num_batches", "peer", b"peer", "priorities", b"priorities", "transport", b"transport", "updates", b"updates"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batch_size", b"batch_size", "max_wait_seconds", b"max_wait_seconds", "newest_version", b"newest_version", "nonce", b"nonce", "num_batches", b"num_batches", "peer", b"peer", "priorities", b"priorities", "transport", b"transport", "updates", b"updates"]) -> None: ...
 
 global___SampleRequest = SampleRequest
 
 @typing.final
 class SampledBatch(google.protobuf.message.Message):
-    """N drawn n-step transitions. Tensors are [N] or [N, ...]."""
+    """N drawn n-step transitions. Tensors are [N] or [N, ...]. With TRANSPORT_MAPPED only keys, probability, priority,
+    times_sampled and bootstrap_keys are set.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -342,14 +352,15 @@ class SampleResponse(google.protobuf.message.Message):
     NUM_ITEMS_FIELD_NUMBER: builtins.int
     PRIORITY_MASS_LOG2_FIELD_NUMBER: builtins.int
     PRIORITY_RESULT_FIELD_NUMBER: builtins.int
-    REPLAY_INCARNATION_FIELD_NUMBER: builtins.int
+    TABLE_ID_FIELD_NUMBER: builtins.int
     status: global___SampleStatus.ValueType
     reason: builtins.str
     num_items: builtins.int
     """in the table at the draw"""
     priority_mass_log2: builtins.float
     """log2 of the sum of p^alpha, to merge shards"""
-    replay_incarnation: builtins.int
+    table_id: builtins.int
+    """names the table that the keys belong to; a ring that came back keeps its id"""
     @property
     def batches(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SampledBatch]: ...
     @property
@@ -363,10 +374,10 @@ class SampleResponse(google.protobuf.message.Message):
         num_items: builtins.int = ...,
         priority_mass_log2: builtins.float = ...,
         priority_result: global___PriorityResult | None = ...,
-        replay_incarnation: builtins.int = ...,
+        table_id: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["priority_result", b"priority_result"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["batches", b"batches", "num_items", b"num_items", "priority_mass_log2", b"priority_mass_log2", "priority_result", b"priority_result", "reason", b"reason", "replay_incarnation", b"replay_incarnation", "status", b"status"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batches", b"batches", "num_items", b"num_items", "priority_mass_log2", b"priority_mass_log2", "priority_result", b"priority_result", "reason", b"reason", "status", b"status", "table_id", b"table_id"]) -> None: ...
 
 global___SampleResponse = SampleResponse
 
@@ -618,6 +629,7 @@ class GetReplayInfoResponse(google.protobuf.message.Message):
     NEWEST_VERSION_FIELD_NUMBER: builtins.int
     MAPPED_FOLDER_FIELD_NUMBER: builtins.int
     NONCE_FILE_FIELD_NUMBER: builtins.int
+    TABLE_ID_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     replay_incarnation: builtins.int
     capacity_rows: builtins.int
@@ -631,6 +643,8 @@ class GetReplayInfoResponse(google.protobuf.message.Message):
     """where the ring lies, empty if it is in memory"""
     nonce_file: builtins.str
     """a file of that folder whose content proves the same host"""
+    table_id: builtins.int
+    """see SampleResponse"""
     @property
     def schema(self) -> shoal.v1.experience_pb2.Schema:
         """absent until the first actor introduced itself"""
@@ -661,9 +675,10 @@ class GetReplayInfoResponse(google.protobuf.message.Message):
         newest_version: builtins.int = ...,
         mapped_folder: builtins.str = ...,
         nonce_file: builtins.str = ...,
+        table_id: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["limiter", b"limiter", "schema", b"schema", "steps", b"steps"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["actors", b"actors", "capacity_rows", b"capacity_rows", "discount", b"discount", "limiter", b"limiter", "mapped_folder", b"mapped_folder", "n_step", b"n_step", "newest_version", b"newest_version", "nonce_file", b"nonce_file", "num_items", b"num_items", "replay_incarnation", b"replay_incarnation", "rows", b"rows", "run_id", b"run_id", "schema", b"schema", "steps", b"steps", "waiters", b"waiters"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["actors", b"actors", "capacity_rows", b"capacity_rows", "discount", b"discount", "limiter", b"limiter", "mapped_folder", b"mapped_folder", "n_step", b"n_step", "newest_version", b"newest_version", "nonce_file", b"nonce_file", "num_items", b"num_items", "replay_incarnation", b"replay_incarnation", "rows", b"rows", "run_id", b"run_id", "schema", b"schema", "steps", b"steps", "table_id", b"table_id", "waiters", b"waiters"]) -> None: ...
 
 global___GetReplayInfoResponse = GetReplayInfoResponse
 

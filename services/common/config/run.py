@@ -56,6 +56,8 @@ class LearnerSection(Section):
     """Batches asked for in one Sample call (K)."""
     samples_in_flight: Annotated[Count, Field(ge=1, le=16)] = 2
     """Sample calls under way at once."""
+    transport: Literal["auto", "grpc", "mapped"] = "auto"
+    """How rows come: from the mapped ring of a replay on the same host, over gRPC, or the first where it can be."""
     device: str = "cpu"
     """torch device."""
     torch_threads: Annotated[Count, Field(ge=1)] = 1

@@ -45,3 +45,14 @@ def test_a_curve_of_equal_values_is_flat(values, width):
 
 def test_equal_bounds_are_no_division_by_zero():
     assert figures.sparkline([2.0, 2.0], 4, 2.0, 2.0) == "▁▁"
+
+
+@given(st.lists(st.integers(0, 10**12), max_size=40))
+def test_bars_show_what_is_there_and_nothing_else(counts):
+    line = figures.bars(counts)
+    assert len(line) == len(counts)
+    assert [bar == " " for bar in line] == [count == 0 for count in counts]
+    if any(counts):
+        assert line[counts.index(max(counts))] == figures.BARS[-1]
+    ordered = [figures.BARS.find(line[place]) for place in sorted(range(len(counts)), key=counts.__getitem__)]
+    assert ordered == sorted(ordered)

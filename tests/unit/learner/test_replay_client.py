@@ -82,6 +82,8 @@ def make_client(lifecycle: Lifecycle, log: FakeLog, monkeypatch: pytest.MonkeyPa
             "batch_size": N,
             "batches_per_sample": K,
             "samples_in_flight": 2,
+            "transport": "auto",
+            "rng": np.random.default_rng(0),
             "newest": lambda: (7, 70),
             "lifecycle": lifecycle,
             "log": log,
@@ -129,7 +131,7 @@ def test_batches_are_those_of_the_table(client: ReplayClient, replay: Replay) ->
     for _ in range(4 * K):
         drawn = client.next()
         assert len(drawn.batch) == N
-        assert drawn.replay_incarnation == 1
+        assert drawn.table_id == table.table_id
         assert drawn.batch.num_items == table.info().num_items
         for at, key in enumerate(drawn.batch.keys):
             item: Any = table.item(int(key))
@@ -190,16 +192,16 @@ def test_nothing_to_deliver_is_no_call(client: ReplayClient, replay: Replay) -> 
     assert replay.tails == []
 
 
-def test_priorities_of_an_earlier_life_of_the_replay_are_left_out(client: ReplayClient, replay: Replay) -> None:
+def test_priorities_of_another_table_are_left_out(client: ReplayClient, replay: Replay) -> None:
     replay.fill()
     client.start(SCHEMA)
     drawn = client.next()
     client.finish()
-    old = replay_client.DrawnBatch(drawn.batch, replay_incarnation=99)
+    old = replay_client.DrawnBatch(drawn.batch, table_id=99)
     client.report(old, _error(old, 1.0))
     client.report(drawn, _error(drawn, 2.0))
     updates: Any = client._take_priorities()
-    assert updates.replay_incarnation == 1
+    assert updates.table_id == drawn.table_id
     np.testing.assert_array_equal(np.frombuffer(updates.td_error, np.float64), np.full(N, 2.0))
     assert client._take_priorities() is None
 
@@ -244,12 +246,12 @@ def test_a_replay_that_restarts_is_drawn_from_again(
     server = start(1)
     client = make_client(address)
     client.start(SCHEMA)
-    assert client.next().replay_incarnation == 1
+    first = client.next().table_id
     server.stop(0)
     server = start(2)
     try:
-        lives = {client.next().replay_incarnation for _ in range(4 * K)}
-        assert 2 in lives
+        tables = {client.next().table_id for _ in range(4 * K)}
+        assert tables - {first}
     finally:
         server.stop(0)
 

@@ -45,7 +45,7 @@ def _updates_needed(schema: Any, make_chunk: Any, sampling: SamplerSettings, see
         truth[s, s % 2] = DISCOUNT ** (NUM_STATES - 1 - s)
     q, rng = np.zeros((NUM_STATES, 2)), np.random.default_rng(seed + 100)
     for updates in range(8, 80_000, 8):
-        keys = store.draw(rng, 1, 8).batches[0].keys
+        keys = store.draw(rng, 1, 8).keys
         td_error = np.zeros(8)
         for i, key in enumerate(keys):
             s, a = state[key], action[key]

@@ -101,15 +101,14 @@ def test_bad_updates_harm_nobody_and_draws_follow_the_priorities_after_repair(sc
     rng = np.random.default_rng(1)
     counts = np.zeros(10)
     for _ in range(400):
-        draw = store.draw(rng, 4, 16)
-        for batch in draw.batches:
-            np.add.at(counts, batch.keys, 1)
+        drawn = store.draw(rng, 4, 16)
+        np.add.at(counts, drawn.keys, 1)
     chance = (td_error + 1e-6) ** 0.6
     chance /= chance.sum()
     expected = chance * counts.sum()
     assert ((counts - expected) ** 2 / expected).sum() < 9 + 4 * np.sqrt(18)
     assert np.abs((counts - expected) / np.sqrt(expected)).max() < 4.0
-    np.testing.assert_allclose(batch.probability, chance[batch.keys])
+    np.testing.assert_allclose(drawn.probability, chance[drawn.keys])
     assert store.ring.times_sampled[:10].tolist() == counts.tolist()
 
 
@@ -130,9 +129,11 @@ def test_a_late_update_leaves_the_new_item_alone(schema: Any, make_chunk: Any) -
 def test_a_draw_copies_the_right_rows_and_counts_itself(schema: Any, make_chunk: Any) -> None:
     store = _store(schema, n_step=2, capacity=16)
     _insert(store, make_chunk(T=4, B=2, time_outs=[(3, 0)]))
-    draw = store.draw(np.random.default_rng(0), 3, 8)
+    drawn = store.draw(np.random.default_rng(0), 3, 8)
+    whole, _ = store.copy_rows(drawn)
     seen: Any = {}
-    for batch, boots in zip(draw.batches, draw.bootstrap_keys):
+    for batch, keys in zip(whole.split(8), drawn.split(8)):
+        boots = keys.bootstrap_keys
         assert len(batch) == 8
         assert batch.num_items == store.num_items == 6
         assert batch.observation["policy"].tolist() == [[key // 2, key % 2] for key in batch.keys]
@@ -145,7 +146,7 @@ def test_a_draw_copies_the_right_rows_and_counts_itself(schema: Any, make_chunk:
             assert batch.discount[i] == (0.5 if key == 6 else 0.25)
             assert batch.n_step_return[i] == (1.0 if key == 6 else 1.5)
         assert batch.policy_version.tolist() == [7] * 8
-    taken = draw.batches[0].observation["policy"]
+    taken = whole.observation["policy"]
     before = taken.copy()
     store.ring.observation["policy"][:] = 0.0
     assert taken.tolist() == before.tolist()
@@ -155,7 +156,7 @@ def test_with_exponent_zero_draws_are_uniform(schema: Any, make_chunk: Any) -> N
     store = _store(schema, n_step=1, sampling=SamplerSettings(priority_exponent=0.0))
     _insert(store, make_chunk(T=9, B=1))
     store.update_priorities(np.arange(8), 1000.0 * np.arange(8.0))
-    batch = store.draw(np.random.default_rng(0), 1, 8).batches[0]
+    batch = store.draw(np.random.default_rng(0), 1, 8)
     assert batch.probability.tolist() == [0.125] * 8
     assert sorted(batch.keys.tolist()) == list(range(8))
 

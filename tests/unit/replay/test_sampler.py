@@ -63,8 +63,7 @@ def _counts(store: ItemStore, num_draws: int, seed: int = 1) -> Any:
     """How often each key was drawn."""
     rng, counts = np.random.default_rng(seed), np.zeros(store.ring.capacity)
     for _ in range(num_draws // 64):
-        for batch in store.draw(rng, 4, 16).batches:
-            np.add.at(counts, batch.keys, 1)
+        np.add.at(counts, store.draw(rng, 4, 16).keys, 1)
     return counts
 
 
@@ -89,7 +88,7 @@ def test_prioritized_draws_follow_the_priorities_and_nothing_else(fill: Any) -> 
     assert _fits(counts, chance)
     assert not _fits(counts, np.ones(50))
     assert not _fits(counts, chance**1.2)
-    batch = store.draw(np.random.default_rng(0), 1, 16).batches[0]
+    batch = store.draw(np.random.default_rng(0), 1, 16)
     np.testing.assert_allclose(batch.probability, (chance / chance.sum())[batch.keys])
 
 
@@ -97,7 +96,7 @@ def test_uniform_draws_ignore_the_priorities(fill: Any) -> None:
     store = fill(50, selector="uniform")
     store.update_priorities(np.arange(50), 100.0 * np.arange(50.0))
     assert _fits(_counts(store, 20_000), np.ones(50))
-    batch = store.draw(np.random.default_rng(0), 1, 16).batches[0]
+    batch = store.draw(np.random.default_rng(0), 1, 16)
     assert batch.probability.tolist() == [1 / 50] * 16
     np.testing.assert_allclose(batch.priority, 100.0 * batch.keys + 1e-6)
     assert store.sampler.priority_mass == 50.0
@@ -107,10 +106,9 @@ def test_a_queue_gives_each_item_once_and_in_order(fill: Any, make_chunk: Any) -
     store = fill(20, capacity=40, selector="fifo", max_times_sampled=1)
     rng = np.random.default_rng(0)
     draw = store.draw(rng, 2, 6)
-    assert [batch.keys.tolist() for batch in draw.batches] == [list(range(6)), list(range(6, 12))]
-    assert [batch.num_items for batch in draw.batches] == [20, 20]
-    assert draw.batches[0].probability.tolist() == [1 / 20] * 6
-    assert draw.batches[0].times_sampled.tolist() == [1] * 6
+    assert draw.keys.tolist() == list(range(12))
+    assert draw.probability.tolist() == [1 / 20] * 12
+    assert draw.times_sampled.tolist() == [1] * 12
     assert store.check_valid() is None
     assert (store.num_items, store.num_resident_items, store.sampler.exhausted_total) == (8, 20, 12)
     with pytest.raises(ValueError, match="the items stand 8 more"):
@@ -119,17 +117,17 @@ def test_a_queue_gives_each_item_once_and_in_order(fill: Any, make_chunk: Any) -
     with pytest.raises(ValueError, match="the items stand 0 more"):
         store.draw(rng, 1, 1)
     _insert(store, make_chunk(T=5, B=1, sequence=1, first_step=21), np.array([[20]]))
-    assert store.draw(rng, 1, 5).batches[0].keys.tolist() == [20, 21, 22, 23, 24]
+    assert store.draw(rng, 1, 5).keys.tolist() == [20, 21, 22, 23, 24]
     assert store.check_valid() is None
 
 
 def test_a_queue_skips_what_the_ring_has_overwritten(fill: Any, make_chunk: Any) -> None:
     store = fill(7, selector="fifo", max_times_sampled=2)
     rng = np.random.default_rng(0)
-    assert store.draw(rng, 1, 3).batches[0].keys.tolist() == [0, 1, 2]
+    assert store.draw(rng, 1, 3).keys.tolist() == [0, 1, 2]
     _insert(store, make_chunk(T=4, B=1, sequence=1, first_step=8), np.array([[7]]))
-    assert store.draw(rng, 1, 4).batches[0].keys.tolist() == [4, 5, 6, 7]
-    assert store.draw(rng, 1, 10).batches[0].keys.tolist() == [4, 5, 6, 7, 8, 9, 10, 8, 9, 10]
+    assert store.draw(rng, 1, 4).keys.tolist() == [4, 5, 6, 7]
+    assert store.draw(rng, 1, 10).keys.tolist() == [4, 5, 6, 7, 8, 9, 10, 8, 9, 10]
     assert (store.num_items, store.sampler.draws_left, store.check_valid()) == (0, 0, None)
 
 
@@ -143,11 +141,10 @@ def test_no_item_is_drawn_more_often_than_its_limit(fill: Any, kind: Any) -> Non
     counts, rng = np.zeros(30, np.int64), np.random.default_rng(0)
     while store.sampler.draws_left >= 14:
         draw = store.draw(rng, 2, 7)
-        for batch in draw.batches:
-            for key, times, p in zip(batch.keys, batch.times_sampled, batch.probability):
-                counts[key] += 1
-                assert times == counts[key] <= most
-                assert p > 0.0
+        for key, times, p in zip(draw.keys, draw.times_sampled, draw.probability):
+            counts[key] += 1
+            assert times == counts[key] <= most
+            assert p > 0.0
         assert store.check_valid() is None
         assert store.num_items == (counts < most).sum()
     assert store.sampler.draws_left == 30 * most - counts.sum() < 14
@@ -159,7 +156,7 @@ def test_what_a_limit_takes_away_falls_to_the_others_in_proportion(fill: Any) ->
     for seed in range(1500):
         store = fill(4, max_times_sampled=1, priority_exponent=1.0)
         store.update_priorities(np.arange(4), np.array([8.0, 2.0, 1.0, 1.0]))
-        batch = store.draw(np.random.default_rng(seed), 1, 2).batches[0]
+        batch = store.draw(np.random.default_rng(seed), 1, 2)
         assert len(set(batch.keys.tolist())) == 2
         first[batch.keys] += 1
     # Item 0 fills the first stratum and a third of the second: without it 2, 1 and 1 share the rest.
@@ -177,7 +174,7 @@ def test_fresh_items_are_drawn_more_often_and_weights_correct_the_priority_alone
     counts = _counts(store, 20_000)
     assert _fits(counts, part * 2.0 ** (np.arange(50) * 10 / 50.0))
     assert not _fits(counts, part)
-    batch = store.draw(np.random.default_rng(0), 1, 16).batches[0]
+    batch = store.draw(np.random.default_rng(0), 1, 16)
     np.testing.assert_allclose(batch.probability, (part / part.sum())[batch.keys])
     np.testing.assert_allclose(store.sampler.priority_mass, part.sum())
 
@@ -187,8 +184,8 @@ def test_weights_at_beta_one_leave_the_lag_of_the_fresh_draws(fill: Any) -> None
     store.update_priorities(np.arange(50), rng.random(50) * np.linspace(3.0, 0.1, 50))
     weight, lag = 0.0, 0.0
     for _ in range(300):
-        for batch in store.draw(rng, 4, 16).batches:
-            w = 1.0 / (batch.num_items * batch.probability)
+        for batch in store.draw(rng, 4, 16).split(16):
+            w = 1.0 / (store.num_items * batch.probability)
             weight, lag = weight + w.sum(), lag + (w * 10.0 * (50 - batch.keys - 1)).sum()
     factor = 2.0 ** (np.arange(50) * 10 / 50.0)
     expected = (factor * 10.0 * (49 - np.arange(50))).sum() / factor.sum()
@@ -203,7 +200,7 @@ def test_the_priority_sum_does_not_drift_and_rebases_change_no_chance(fill: Any,
         version += int(rng.integers(0, 90))  # up to 18 doublings a chunk
         chunk.policy_version[:] = version
         keys = _insert(store, chunk, keys)
-        batch = store.draw(rng, 1, 16).batches[0]
+        batch = store.draw(rng, 1, 16)
         store.update_priorities(batch.keys, 10.0 ** rng.uniform(-5, 5, 16))
     assert store.sampler.num_rebases > 20
     part = store.ring.priority[store.ring.priority > 0.0] ** 0.6
@@ -215,7 +212,7 @@ def test_items_of_any_age_are_drawn_where_nothing_newer_is_left(fill: Any, make_
     store = fill(6, freshness_half_life_updates=0.01, max_times_sampled=1)
     store.sampler.rebuild()
     assert store.check_valid() is None
-    assert sorted(store.draw(np.random.default_rng(0), 1, 6).batches[0].keys.tolist()) == list(range(6))
+    assert sorted(store.draw(np.random.default_rng(0), 1, 6).keys.tolist()) == list(range(6))
 
 
 def test_updates_that_a_crash_lost_count_as_fresh(schema: Any, make_chunk: Any) -> None:
@@ -251,7 +248,7 @@ def test_an_item_that_was_drawn_falls_behind(fill: Any) -> None:
     store.sampler.rebuild()
     counts = _counts(store, 64)
     assert 20 < counts[0] < 64  # it began ahead of all others and fell behind by itself
-    batch = store.draw(np.random.default_rng(0), 1, 1).batches[0]
+    batch = store.draw(np.random.default_rng(0), 1, 1)
     assert batch.priority[0] == pytest.approx(1.0 / np.sqrt(batch.times_sampled[0]))
 
 
@@ -265,7 +262,7 @@ def test_the_rule_with_visits_gives_the_chances_of_its_formula(fill: Any) -> Non
     for _ in range(4000):
         store.ring.times_sampled[:30] = times
         store.sampler.rebuild()
-        batch = store.draw(rng, 1, 4).batches[0]
+        batch = store.draw(rng, 1, 4)
         np.add.at(counts, batch.keys, 1)
     p = 0.6 * (td_error + 1e-6) / (td_error + 1e-6).mean() + 0.4 / np.sqrt(times + 1)
     assert _fits(counts, p**0.5)
@@ -329,7 +326,7 @@ def test_after_repair_the_draws_are_as_if_nothing_had_been(fill: Any, kind: Any)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_late_update_on_a_reused_slot_leaves_the_new_item_alone(fill: Any, make_chunk: Any, kind: Any) -> None:
     store = fill(5, **kind)
-    drawn = store.draw(np.random.default_rng(0), 1, 4).batches[0].keys
+    drawn = store.draw(np.random.default_rng(0), 1, 4).keys
     _insert(store, make_chunk(T=6, B=1, sequence=1, first_step=6), np.array([[5]]))
     before = (store.ring.priority.tolist(), store.ring.times_sampled.tolist(), store.sampler.tree.total)
     answer = store.update_priorities(drawn, np.full(4, 99.0))
@@ -356,7 +353,7 @@ def test_columns_trees_and_counts_agree_whatever_happens(
             keys, step = _insert(store, chunk, keys), step + chunk.num_steps
         elif event == "draw" and store.num_items > 0 and store.sampler.draws_left >= 6:
             draw = store.draw(rng, 2, 3)
-            assert all((batch.probability > 0.0).all() for batch in draw.batches)
+            assert (draw.probability > 0.0).all()
         elif event == "update":
             store.update_priorities(rng.integers(0, step + 3, 8), 10.0 ** rng.uniform(-12, 12, 8))
         elif event == "version":

@@ -1,0 +1,102 @@
+"""`shoal replay inspect`, `items` and `snapshot`: look into a ring's folder or at a replay that runs, and copy it."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Callable, Sequence, TextIO
+
+from services.cli.modules import INSPECT_FOLDER, become
+from services.common.errors import EXIT_OK, UserError
+
+NAMES = ("inspect", "items", "snapshot")
+ORDERS = ("highest-priority", "oldest", "newest")
+DEFAULT_ITEMS, MAX_ITEMS = 20, 10_000
+
+
+def is_meant(words: Sequence[str]) -> bool:
+    """Whether the words after `shoal replay` are for this module, and not for the service."""
+    return (bool(words) and words[0] in NAMES) or list(words) in (["--help"], ["-h"])
+
+
+def run(words: Sequence[str], output: TextIO) -> int:
+    """Run one of the three and return its exit code.
+
+    Args:
+        words: after `shoal replay`.
+        output: receives the lines.
+
+    Raises:
+        UserError: the replay is not there, or cannot do what was asked.
+    """
+    options = _parser().parse_args(words)
+    if options.command == "inspect":
+        become(INSPECT_FOLDER, [options.folder, *(["--check"] if options.check else [])])
+    from services.cli.replay_operator import ReplayOperator
+
+    with ReplayOperator(options.address) as replay:
+        if options.command == "snapshot":
+            output.write(replay.snapshot(options.folder))
+        elif options.key is not None:
+            _refuse_filters(options)
+            output.write(replay.item(options.key))
+        else:
+            output.write(replay.items(options.order or ORDERS[0], options.max or DEFAULT_ITEMS, options.actor or ""))
+    return EXIT_OK
+
+
+def _refuse_filters(options: argparse.Namespace) -> None:
+    given = [f"--{name}" for name in ("order", "max", "actor") if getattr(options, name) is not None]
+    if given:
+        raise UserError(f"--key shows one item; leave out {' and '.join(given)}")
+
+
+def _whole(least: int, most: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        number = int(text) if text.isdecimal() else -1
+        if not least <= number <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least} to {most}")
+        return number
+
+    return parse
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="shoal replay",
+        usage="shoal replay [FILE.toml] [--section.key VALUE ...]\n"
+        "       shoal replay inspect DIR [--check]\n"
+        "       shoal replay items ADDRESS [--order ORDER] [--max N] [--actor NAME] | --key K\n"
+        "       shoal replay snapshot ADDRESS FOLDER",
+        description="Run a replay, or look into one. `shoal config show` lists the keys of the run file.",
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(
+        dest="command", metavar="COMMAND", title="commands", required=True, prog="shoal replay"
+    )
+    inspect = _add(
+        commands, "inspect", "DIR [--check]", "what a ring's folder holds, whether a replay runs on it or not"
+    )
+    inspect.add_argument("folder", metavar="DIR", help="<replay.data_dir>/<run.name>, or a snapshot")
+    inspect.add_argument("--check", action="store_true", help="compare all rows with their CRC32C; 1: some are damaged")
+    items = _add(commands, "items", "ADDRESS [options]", "the items of a replay that runs, and how they spread")
+    _add_address(items)
+    items.add_argument("--order", choices=ORDERS, help=f"which come first; else {ORDERS[0]}")
+    items.add_argument("--max", type=_whole(1, MAX_ITEMS), metavar="N", help=f"how many; else {DEFAULT_ITEMS}")
+    items.add_argument("--actor", metavar="NAME", help="of this actor alone")
+    items.add_argument("--key", type=_whole(0, 2**63 - 1), metavar="K", help="one item in full, with its columns")
+    snapshot = _add(commands, "snapshot", "ADDRESS FOLDER", "copy the ring of a replay while it works")
+    _add_address(snapshot)
+    snapshot.add_argument("folder", metavar="FOLDER", help="that does not exist yet, on the replay's machine")
+    return parser
+
+
+def _add(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, usage: str, text: str
+) -> argparse.ArgumentParser:
+    return commands.add_parser(
+        name, usage=f"shoal replay {name} {usage}", help=text, description=f"Show {text}.", allow_abbrev=False
+    )
+
+
+def _add_address(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("address", metavar="ADDRESS", help="HOST:PORT of the replay, as its first log line has it")
