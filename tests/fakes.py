@@ -15,9 +15,11 @@ from services.actor.envs.contract import AutoReset, EnvStep
 from services.agent.algorithm import Decision, Update
 from services.common.batch import Batch
 from services.common.chunk import TERMINATED, TRUNCATED, VALID, Chunk, FinalObservations
-from services.common.peer import PROTOCOL_VERSION
+from services.common.codec import decode_batch, encode_chunk, encode_schema
+from services.common.peer import PROTOCOL_VERSION, Peer
+from services.common.rpc import call_once
 from services.common.schema import ActionSpec, Schema, TensorSpec
-from shoal.v1 import parameters_pb2, parameters_pb2_grpc
+from shoal.v1 import experience_pb2, parameters_pb2, parameters_pb2_grpc, replay_pb2
 
 RUN_ID = "test-run"
 SCHEMA = Schema(
@@ -259,6 +261,58 @@ class FakeChief(parameters_pb2_grpc.ParameterServiceServicer):
         assert peer.run_id == RUN_ID
         assert peer.name
         assert peer.incarnation
+
+
+class ReplayPeers:
+    """An actor, a learner and an operator of a run at its replay, in one."""
+
+    def __init__(self, stub: Any) -> None:
+        self.stub = stub
+        self.table_id = 0  # of the last draw
+
+    def insert(
+        self, chunk: Chunk, actor: str = "actor-0", incarnation: int = 1, schema: Schema = SCHEMA, wait_s: float = 0.0
+    ) -> Any:
+        peer = Peer(RUN_ID, experience_pb2.ROLE_ACTOR, actor, incarnation).to_proto(schema.digest)
+        request = replay_pb2.InsertRequest(
+            peer=peer, schema=encode_schema(schema), chunk=encode_chunk(chunk), max_wait_seconds=wait_s
+        )
+        return call_once(self.stub.Insert, request, timeout_s=15.0)
+
+    def sample(self, batches: int = 1, size: int = 16, wait_s: float = 0.0) -> Any:
+        peer = Peer(RUN_ID, experience_pb2.ROLE_LEARNER, "learner").to_proto(SCHEMA.digest)
+        request = replay_pb2.SampleRequest(peer=peer, num_batches=batches, batch_size=size, max_wait_seconds=wait_s)
+        response = call_once(self.stub.Sample, request, timeout_s=15.0)
+        self.table_id = response.table_id
+        return response
+
+    def draw(self, batches: int = 1, size: int = 16) -> List[Any]:
+        response = self.sample(batches, size)
+        assert response.status == replay_pb2.SAMPLE_STATUS_OK, response.reason
+        return [decode_batch(message, response.num_items) for message in response.batches]
+
+    def update(self, keys: Any, td_error: Any) -> Any:
+        """The result, with the outcome of each."""
+        updates = replay_pb2.PriorityUpdates(
+            table_id=self.table_id,
+            keys=np.asarray(keys, np.int64).tobytes(),
+            td_error=np.asarray(td_error, np.float64).tobytes(),
+        )
+        peer = Peer(RUN_ID, experience_pb2.ROLE_LEARNER, "learner").to_proto(SCHEMA.digest)
+        request = replay_pb2.UpdatePrioritiesRequest(peer=peer, priorities=updates)
+        return call_once(self.stub.UpdatePriorities, request, timeout_s=15.0).result
+
+    def info(self) -> Any:
+        peer = Peer("", experience_pb2.ROLE_OPERATOR, "test").to_proto()
+        return call_once(self.stub.GetInfo, replay_pb2.GetReplayInfoRequest(peer=peer), timeout_s=15.0)
+
+    def items(self) -> Dict[int, Any]:
+        """All items by key."""
+        peer = Peer("", experience_pb2.ROLE_OPERATOR, "test").to_proto()
+        request = replay_pb2.InspectRequest(peer=peer, order=replay_pb2.INSPECT_ORDER_OLDEST, max_items=10**6)
+        found = call_once(self.stub.Inspect, request, timeout_s=15.0).items
+        assert len({item.key for item in found}) == len(found)
+        return {item.key: item for item in found}
 
 
 def make_chunk(

@@ -31,17 +31,28 @@ def run(words: Sequence[str], output: TextIO) -> int:
     options = _parser().parse_args(words)
     if options.command == "inspect":
         become(INSPECT_FOLDER, [options.folder, *(["--check"] if options.check else [])])
+    from services.common.rpc import Unavailable
+
+    try:
+        output.write(_answer(options))
+    except Unavailable as error:
+        raise UserError(
+            f"no answer from a replay at {options.address} ({error}); is it running? The line `replay listens` of its "
+            "log has the address"
+        ) from None
+    return EXIT_OK
+
+
+def _answer(options: argparse.Namespace) -> str:
     from services.cli.replay_operator import ReplayOperator
 
     with ReplayOperator(options.address) as replay:
         if options.command == "snapshot":
-            output.write(replay.snapshot(options.folder))
-        elif options.key is not None:
+            return replay.snapshot(options.folder)
+        if options.key is not None:
             _refuse_filters(options)
-            output.write(replay.item(options.key))
-        else:
-            output.write(replay.items(options.order or ORDERS[0], options.max or DEFAULT_ITEMS, options.actor or ""))
-    return EXIT_OK
+            return replay.item(options.key)
+        return replay.items(options.order or ORDERS[0], options.max or DEFAULT_ITEMS, options.actor or "")
 
 
 def _refuse_filters(options: argparse.Namespace) -> None:

@@ -54,11 +54,6 @@ class ReplayOperator:
         trace: Optional[TracebackType],
     ) -> None:
         self._channel.close()
-        if isinstance(error, Unavailable):
-            raise UserError(
-                f"no answer from a replay at {self._address} ({error}); is it running? The line `replay listens` of "
-                "its log has the address"
-            ) from None
 
     def items(self, order: str, max_items: int, actor: str) -> str:
         """The first items in an order, and how all items spread.
@@ -70,7 +65,7 @@ class ReplayOperator:
 
         Raises:
             UserError: the replay knows no such actor.
-            Unavailable: it does not answer; the end of the `with` makes a sentence of it.
+            Unavailable: it does not answer.
         """
         info = self._info()
         names = [each.name for each in info.actors]

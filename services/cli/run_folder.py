@@ -26,11 +26,13 @@ CHANGEABLE_SECTIONS = ("evaluator", "report")
 CHANGEABLE_KEYS = (
     "run.folder",
     "replay.addresses",
+    "replay.data_dir",
     "replay.dump_dir",
     "replay.max_dumps",
     "learner.address",
     "learner.max_updates",
     "learner.checkpoint_period_s",
+    "learner.transport",
     "learner.torch_threads",
     "learner.device",
     "actor.count",

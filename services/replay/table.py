@@ -29,17 +29,15 @@ from services.replay.ring import in_memory
 from services.replay.ring_folder import RingFolder
 from services.replay.snapshot import Copied, Snapshots
 from services.replay.table_info import (
-    ActorInfo,
     Histogram,
     InsertResult,
     InspectedItem,
-    RateLimiterState,
     SampleResult,
     SampleStatus,
-    SamplingInfo,
     TableInfo,
     TableSettings,
 )
+from services.replay.table_view import ChunkCounts, check_windows, describe_table
 from services.replay.version_history import VersionHistory
 from services.replay.waiting import WaitingRoom
 
@@ -392,46 +390,15 @@ class Table:
         """Sizes, counters, the limiter's state, who waits for what, and the actors."""
         with self._condition:
             self._expire()
-            now_s, limiter, settings = self._clock(), self._limiter, self.settings
-            return TableInfo(
-                capacity_rows=settings.capacity,
-                rows=self.store.ring.num_rows,
-                num_items=self.store.num_items,
-                n_step=settings.n_step,
-                discount=settings.discount,
-                steps=replace(self.store.counters),
-                clamped_priorities=self._clamped_priorities,
-                sampling=SamplingInfo(
-                    updates=dict(self._updates),
-                    exhausted_items=self.store.sampler.exhausted_total,
-                    freshness_rebases=self.store.sampler.num_rebases,
-                    num_exhausted=self.store.sampler.num_exhausted,
-                ),
-                refused_chunks=dict(self._refused_chunks),
-                limiter=RateLimiterState(
-                    samples_per_insert=limiter.samples_per_insert,
-                    error_buffer=limiter.error_buffer,
-                    min_size_to_sample=limiter.min_size_to_sample,
-                    inserted_items=limiter.inserted,
-                    sampled_items=limiter.sampled,
-                    insert_blocked=self._waiting.count("Insert") > 0,
-                    sample_blocked=self._waiting.count("Sample") > 0,
-                    explanation=limiter.explain(self.store.stock()),
-                ),
-                waiters=self._waiting.waiters(),
-                actors=[
-                    ActorInfo(
-                        name=record.name,
-                        incarnation=record.incarnation,
-                        acknowledged_steps=record.acknowledged_steps,
-                        seconds_since_insert=now_s - record.last_seen_s,
-                        counters=record.counters,
-                        last_policy_version=record.last_policy_version,
-                    )
-                    for record in self._admission.actors.values()
-                ],
-                newest_version=self._history.newest_version,
-                newest_updates=self._history.newest_updates,
+            return describe_table(
+                self.settings,
+                self.store,
+                self._limiter,
+                self._admission,
+                self._waiting,
+                self._history,
+                ChunkCounts(dict(self._updates), dict(self._refused_chunks), self._clamped_priorities),
+                self._clock(),
             )
 
     def inspect(self, order: InspectOrder, max_items: int, actor: str = "") -> List[InspectedItem]:
@@ -466,13 +433,4 @@ class Table:
             fault = self.store.check_valid() or self._limiter.check_valid()
             if fault is not None:
                 return fault
-            held = [group.open_keys for record in self._admission.actors.values() for group in record.groups.values()]
-            num_open = sum(int((keys >= max(0, self.store.ring.oldest_key)).sum()) for keys in held)
-            if num_open != self.store.counters.unripe:
-                return (
-                    f"lane groups hold {num_open} open windows in the ring; {self.store.counters.unripe} were counted"
-                )
-            acknowledged = sum(record.acknowledged_steps for record in self._admission.actors.values())
-            if acknowledged != self.store.counters.acknowledged:
-                return f"actors sent {acknowledged} steps; {self.store.counters.acknowledged} were counted"
-            return None
+            return check_windows(self.store, self._admission)

@@ -196,7 +196,11 @@ def test_killed_at_random_instants_it_loses_and_doubles_nothing(replay: Replay) 
         before = sum(inserter.acknowledged for inserter in inserters)
         for inserter in inserters:
             inserter.run(replay.stub)
-        time.sleep(rng.uniform(0.02, 0.35))
+        until = time.monotonic() + 10.0
+        # Half of the lives end at work for sure, on however slow a machine; the others may end before the first chunk.
+        while life % 2 and sum(i.acknowledged for i in inserters) == before and time.monotonic() < until:
+            time.sleep(0.001)
+        time.sleep(rng.uniform(0.0, 0.3))
         replay.end(signal.SIGKILL)
         for inserter in inserters:
             inserter.join()
@@ -206,7 +210,7 @@ def test_killed_at_random_instants_it_loses_and_doubles_nothing(replay: Replay) 
             _look_inside(replay.folder / "rings" / "r")
     assert replay.end(signal.SIGTERM) == 0
     print(f"{NUM_KILLS} kills, {sum(i.acknowledged for i in inserters)} chunks acknowledged")
-    assert lives_at_work > NUM_KILLS // 2
+    assert lives_at_work >= NUM_KILLS // 2
 
 
 def test_a_replay_shows_its_folder_takes_snapshots_and_comes_back_with_other_settings(

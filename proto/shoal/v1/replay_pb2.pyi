@@ -789,7 +789,7 @@ class Histogram(google.protobuf.message.Message):
     EDGES_FIELD_NUMBER: builtins.int
     COUNTS_FIELD_NUMBER: builtins.int
     name: builtins.str
-    """"priority", "age_seconds", "lag_updates", "times_sampled" """
+    """"priority", "age_seconds", "lag_versions", "times_sampled" """
     @property
     def edges(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
         """B + 1"""

@@ -25,7 +25,7 @@ class ReplaySection(Section):
     memory: Optional[ByteSize] = None
     """Bytes for everything that the table holds, as in "8GiB", instead of `capacity`."""
     data_dir: str = ""
-    """Folder of rings that outlive their process, one for each run; empty: the ring is in memory."""
+    """Folder of rings that outlive their process. Empty: in memory, and under `shoal up` one in the run's folder."""
     n_step: Annotated[Count, Field(ge=1, le=1000)] = 3
     """Rewards summed in an item (n)."""
     discount: float = Field(0.99, gt=0, le=1)
