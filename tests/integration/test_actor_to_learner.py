@@ -38,7 +38,9 @@ def _replay(settings: TableSettings, incarnation: int = 1) -> ReplayServicer:
     def make_table(schema: Any) -> Table:
         return Table(settings, schema, clock=time.monotonic)
 
-    return ReplayServicer(run_id=RUN_ID, incarnation=incarnation, make_table=make_table, log=FakeLog(), fail=pytest.fail)
+    return ReplayServicer(
+        run_id=RUN_ID, incarnation=incarnation, make_table=make_table, log=FakeLog(), fail=pytest.fail
+    )
 
 
 def _table(servicer: ReplayServicer) -> Table:
