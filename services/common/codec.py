@@ -27,6 +27,8 @@ _WIRE_DTYPES: Dict[str, tensor_pb2.DType.ValueType] = {
     "bool": tensor_pb2.D_TYPE_BOOL,
 }
 _NUMPY_DTYPES = {wire: np.dtype(name).newbyteorder("<") for name, wire in _WIRE_DTYPES.items()}
+# By kind and size, as in "f4": numpy makes a dtype's name anew each time that it is asked, and there are many columns.
+_WIRE_DTYPES_BY_CODE = {np.dtype(name).str[1:]: wire for name, wire in _WIRE_DTYPES.items()}
 _MAX_DIMENSIONS = 32  # of the oldest numpy that runs here
 
 
@@ -78,10 +80,13 @@ def decode_column(name: str, data: bytes, dtype: str, shape: Tuple[int, ...]) ->
     Raises:
         SchemaError: the bytes are not as many as `shape` takes.
     """
-    want = int(np.dtype(dtype).itemsize) * int(np.prod(shape, dtype=np.int64))
+    column_dtype = _NUMPY_DTYPES[_WIRE_DTYPES[dtype]]
+    want = column_dtype.itemsize
+    for size in shape:
+        want *= size
     if len(data) != want:
         raise SchemaError(f"column {name!r} has {len(data)} bytes; {dtype}{list(shape)} takes {want}")
-    return np.frombuffer(data, np.dtype(dtype).newbyteorder("<")).reshape(shape)
+    return np.frombuffer(data, column_dtype).reshape(shape)
 
 
 def encode_schema(schema: Schema) -> experience_pb2.Schema:
@@ -274,7 +279,7 @@ def decode_batch(message: replay_pb2.SampledBatch, num_items: int) -> Batch:
 
 
 def _fill_tensor(message: tensor_pb2.Tensor, name: str, array: npt.NDArray[Any]) -> None:
-    wire = _WIRE_DTYPES.get(array.dtype.name)
+    wire = _WIRE_DTYPES_BY_CODE.get(array.dtype.str[1:])
     if wire is None:
         raise SchemaError(f"tensor {name!r} has dtype {array.dtype}; known are {', '.join(_WIRE_DTYPES)}")
     message.name, message.dtype, message.codec = name, wire, tensor_pb2.CODEC_NONE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Dict, List, Tuple
 
 import numpy as np
@@ -95,9 +96,12 @@ class Schema:
             raise SchemaError(f"observation names repeat: {', '.join(names)}")
         object.__setattr__(self, "observation", tuple(sorted(self.observation, key=lambda spec: spec.name)))
 
-    @property
+    @cached_property
     def digest(self) -> str:
-        """Sixteen hex digits that two peers compare; equal exactly if names, dtypes, shapes and bounds are."""
+        """Sixteen hex digits that two peers compare; equal exactly if names, dtypes, shapes and bounds are.
+
+        Kept once computed: every call between processes asks for it.
+        """
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:16]
 
     def to_dict(self) -> Dict[str, Any]:
