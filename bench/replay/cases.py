@@ -79,6 +79,7 @@ def all_cases(venvs: Path) -> List[CaseSpec]:
 
     return [
         CaseSpec("shoal", "shoal, gRPC", here, "bench.replay.shoal_case"),
+        CaseSpec("shoal-mapped", "shoal, mapped", here, "bench.replay.shoal_mapped_case"),
         CaseSpec("shoal-table", "shoal's table in process", here, "bench.replay.shoal_table_case"),
         CaseSpec("reverb", "Reverb 0.14, gRPC", of_peer("reverb"), "bench.replay.reverb_case"),
         CaseSpec("cpprb", "cpprb 11, in process", of_peer("cpprb"), "bench.replay.cpprb_case"),

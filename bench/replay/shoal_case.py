@@ -71,9 +71,13 @@ class Inserter:
 
 
 class ShoalCase:
-    """`make_client` and `server_flags` are what a case with another way to draw overrides."""
+    """`transport` and `server_flags` are what a case with another way to draw overrides."""
 
-    server_flags: Tuple[str, ...] = ()
+    transport = "grpc"
+
+    @property
+    def server_flags(self) -> Tuple[str, ...]:
+        return ()
 
     def open(self, load: Workload) -> Dict[str, Any]:
         self._load, self._schema = load, schema_of(load)
@@ -126,7 +130,7 @@ class ShoalCase:
             batch_size=batch,
             batches_per_sample=BATCHES_PER_SAMPLE[self._load.name],
             samples_in_flight=SAMPLES_IN_FLIGHT,
-            transport="grpc",
+            transport=self.transport,
             rng=np.random.default_rng(0),
             newest=lambda: (1, 1),
             lifecycle=self._lifecycle,
