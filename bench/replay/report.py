@@ -132,7 +132,7 @@ def verdict_rows(verdicts: Sequence[Verdict]) -> Tuple[List[str], Rows]:
         [v.text, f"{'>=' if v.at_least else '<='} {v.bound:g}", "-" if v.value is None else f"{v.value:.2f}", v.word]
         for v in verdicts
     ]
-    return ["target", "bound", "measured", "verdict"], rows
+    return ["target (set for a full run)", "bound", "measured", "verdict"], rows
 
 
 def tables(findings: Findings, cases: Sequence[CaseSpec]) -> List[Tuple[List[str], Rows]]:
