@@ -121,6 +121,14 @@ def _compare(table: Table, batch: Any) -> None:
             np.testing.assert_array_equal(batch.next_observation[name][at], item.columns[f"next_observation.{name}"])
 
 
+def _draw_until_priorities_arrive(client: ReplayClient, replay: MappedReplay) -> None:
+    """Draws carry the priorities of those before them, and several are under way."""
+    until = time.monotonic() + 10
+    while replay.table.info().sampling.updates["applied"] == 0:
+        assert time.monotonic() < until
+        client.report(client.next(), np.ones(N, np.float32))
+
+
 def test_rows_from_the_ring_are_those_of_the_table(make_client: Any, replay: MappedReplay) -> None:
     client = make_client("mapped")
     client.start(SCHEMA)
@@ -131,7 +139,7 @@ def test_rows_from_the_ring_are_those_of_the_table(make_client: Any, replay: Map
         _compare(replay.table, drawn.batch)
         client.report(drawn, np.full(N, 3.0, np.float32))
     assert client.overwritten == 0
-    assert replay.table.info().sampling.updates["applied"] > 0
+    _draw_until_priorities_arrive(client, replay)
 
 
 def test_a_replay_that_comes_back_is_attached_to_anew_and_keeps_its_keys(
@@ -151,9 +159,7 @@ def test_a_replay_that_comes_back_is_attached_to_anew_and_keeps_its_keys(
         attached = sum("rows come from the mapped ring" in str(line) for line in log.lines)
     assert attached == 2
     _compare(replay.table, client.next().batch)
-    for _ in range(4 * K):  # draws carry the priorities of those before them
-        client.report(client.next(), np.ones(N, np.float32))
-    assert replay.table.info().sampling.updates["applied"] > 0
+    _draw_until_priorities_arrive(client, replay)
 
 
 def test_without_a_proof_of_the_same_host_no_key_is_given(make_client: Any, replay: MappedReplay) -> None:
