@@ -208,12 +208,17 @@ class Supervisor:
             for watched in stage:
                 watched.child.terminate()
             while any(watched.child.is_alive() for watched in stage) and time.monotonic() - begun_s < until_s:
-                if self._signals.count > 1:
-                    self._kill("asked twice")
-                self._note_stopped()
-                self._tick(time.monotonic())
+                self._watch_the_stop()
+        while self._alive() and time.monotonic() - begun_s < KILL_S:  # those of an earlier stage who take their time
+            self._watch_the_stop()
         if self._alive():
             self._kill(f"still there after {KILL_S:g} s")
+        self._note_stopped()
+        self._tick(time.monotonic())
+
+    def _watch_the_stop(self) -> None:
+        if self._signals.count > 1:
+            self._kill("asked twice")
         self._note_stopped()
         self._tick(time.monotonic())
 

@@ -11,7 +11,7 @@ EXIT_FENCED = 3  # a newer life of the same actor has taken over
 class UserError(Exception):
     """Something that the user wrote or set up is wrong; the message says what, where, and what to do."""
 
-    exit_code = EXIT_USER
+    exit_code: int = EXIT_USER
 
 
 class Fenced(UserError):

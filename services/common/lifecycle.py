@@ -77,17 +77,21 @@ class Lifecycle:
             try:
                 target()
             except BaseException as error:  # noqa: BLE001 (handed to the main loop, which raises it)
-                with self._lock:
-                    self._failure = self._failure or error
-                self.stop(f"thread {name} failed: {error}")
+                self.fail(error, f"thread {name} failed: {error}")
 
         thread = threading.Thread(target=run, name=name, daemon=True)
         self._threads.append(thread)
         thread.start()
         return thread
 
+    def fail(self, error: BaseException, reason: str = "") -> None:
+        """Stop the process because of `error`, which `check` raises; the first one is kept."""
+        with self._lock:
+            self._failure = self._failure or error
+        self.stop(reason or str(error))
+
     def check(self) -> None:
-        """Raise the error of a failed thread, if there is one."""
+        """Raise the error that stopped the process, if there is one."""
         if self._failure is not None:
             raise self._failure
 

@@ -94,9 +94,16 @@ class RunFolder:
             raise UserError(f"the best parameters {str(self._best)!r} are damaged: {error}") from None
 
     def append_evaluation(self, evaluation: Evaluation) -> None:
-        """Add a line to the learning curve."""
-        with self._evaluations.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(asdict(evaluation)) + "\n")
+        """Add a line to the learning curve.
+
+        Raises:
+            UserError: the disk is full, or the folder cannot be written.
+        """
+        try:
+            with self._evaluations.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(asdict(evaluation)) + "\n")
+        except OSError as error:
+            raise UserError(f"cannot write {str(self._evaluations)!r}: {error.strerror}; free some space") from None
 
     def evaluations(self) -> List[Evaluation]:
         """The learning curve so far; lines that a crash cut short are left out."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
+import threading
 import traceback
 from pathlib import Path
 from typing import Callable, List, Sequence
@@ -39,6 +41,7 @@ def main(service: str, run: Run, arguments: Sequence[str]) -> int:
         # All processes of one file agree on its stem when the run has no name.
         config = loaded.config.named(Path(file).stem if file else "shoal")
         lifecycle.start(os.environ)
+        threading.excepthook = lambda failed: lifecycle.fail(failed.exc_value or SystemError(failed.exc_type))
         with contextlib.suppress(Stopped):
             run(config, lifecycle, log)
         lifecycle.check()
@@ -46,6 +49,14 @@ def main(service: str, run: Run, arguments: Sequence[str]) -> int:
         lifecycle.stop("a mistake to mend")
         print(f"shoal {service}: {error}", file=sys.stderr, flush=True)
         return error.exit_code
+    except OSError as error:
+        lifecycle.stop("a crash")
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            traceback.print_exc()
+            return EXIT_CRASH
+        what = f" for {error.filename!r}" if error.filename else ""
+        print(f"shoal {service}: no space is left{what}: free some, and start again", file=sys.stderr, flush=True)
+        return UserError.exit_code
     except Exception:  # noqa: BLE001 (the edge of the process: said in full, then the exit code)
         lifecycle.stop("a crash")
         traceback.print_exc()

@@ -79,6 +79,7 @@ class Chief:
             num_actors=config.actor.count,
             max_updates=settings.max_updates,
             waiting_for=lambda: self._replay.waiting_for,
+            fail=lifecycle.fail,
             log=log,
         )
         self._server = Server(settings.address, max_workers=16, option_name="learner.address")

@@ -13,6 +13,7 @@ from services.agent.algorithm import Update
 from services.common.batch import Batch
 from services.common.metrics import Metrics
 from services.common.run_folder import Evaluation, Progress
+from services.learner.events import EventLog
 from services.learner.parameter_service import Status
 from services.learner.parameter_store import ParameterStore
 
@@ -38,8 +39,6 @@ class Monitor:
         queue_depth: Callable[[], int],
         max_updates: int,
     ) -> None:
-        from tensorboardX import SummaryWriter  # slow to import: not before the config is checked
-
         self._status = status
         self._store = store
         self._clock = clock
@@ -52,7 +51,7 @@ class Monitor:
         self._lags: Deque[npt.NDArray[np.int64]] = deque(maxlen=LAG_WINDOW)
         self._shown_at = 0.0
         self._shown_version = 0
-        self._events: Any = SummaryWriter(str(tensorboard))
+        self._events = EventLog(tensorboard)
         self._updates = metrics.gauge("updates", "Optimizer updates done over all lives of the chief.")
         self._version = metrics.gauge("version", "Newest published version.")
         self._lag = metrics.batch_histogram("item_lag_updates", "Lag of trained items in updates.", LAG_BUCKETS)
@@ -94,20 +93,20 @@ class Monitor:
         self._version.set(newest.version if newest else 0)
         self._prefetch.set(self._queue_depth())
         self._seconds.set(status.progress.training_seconds)
-        self._events.add_scalar("lag/p50_updates", status.lag_p50, updates)
-        self._events.add_scalar("lag/p95_updates", status.lag_p95, updates)
+        self._events.scalar("lag/p50_updates", status.lag_p50, updates)
+        self._events.scalar("lag/p95_updates", status.lag_p95, updates)
         evaluation = self._latest_evaluation()
         if evaluation is not None and evaluation.version != self._shown_version:
             self._shown_version = evaluation.version
-            self._events.add_scalar("evaluation/success_rate", evaluation.success_rate, evaluation.updates)
-            self._events.add_scalar("evaluation/mean_return", evaluation.mean_return, evaluation.updates)
+            self._events.scalar("evaluation/success_rate", evaluation.success_rate, evaluation.updates)
+            self._events.scalar("evaluation/mean_return", evaluation.mean_return, evaluation.updates)
 
     def close(self) -> None:
         self._events.close()
 
     def _show_scalars(self, updates: int, values: Dict[str, float]) -> None:
         for name, value in values.items():
-            self._events.add_scalar(f"learning/{name}", value, updates)
+            self._events.scalar(f"learning/{name}", value, updates)
             if name not in self._scalars:
                 self._scalars[name] = self._metrics.gauge(f"learning_{name}", f"The algorithm's {name}, latest.")
             self._scalars[name].set(value)

@@ -11,6 +11,7 @@ import google_crc32c
 import grpc
 import numpy as np
 
+from services.common.errors import UserError
 from services.common.log import Log
 from services.common.peer import objection
 from services.common.rpc import refuse
@@ -85,6 +86,7 @@ class ParameterServicer(parameters_pb2_grpc.ParameterServiceServicer):
         num_actors: int,
         max_updates: int,
         waiting_for: Callable[[], str],
+        fail: Callable[[BaseException], None],
         log: Log,
     ) -> None:
         self._run_id = run_id
@@ -96,6 +98,7 @@ class ParameterServicer(parameters_pb2_grpc.ParameterServiceServicer):
         self._num_actors = num_actors
         self._max_updates = max_updates
         self._waiting_for = waiting_for
+        self._fail = fail
         self._log = log
         self._lock = threading.Lock()
         best = folder.load_best()
@@ -157,13 +160,11 @@ class ParameterServicer(parameters_pb2_grpc.ParameterServiceServicer):
             training_seconds=self._status.progress.training_seconds,
             env_steps=self._status.progress.env_steps,
         )
-        with self._lock:
-            best = evaluation.better_than(self._best)
-            if best:
-                self._folder.save_best(published.data, evaluation)
-                self._best = evaluation
-            self._folder.append_evaluation(evaluation)
-            self.latest = evaluation
+        try:
+            best = self._keep(evaluation, published.data)
+        except UserError as error:  # the disk is full: the chief cannot go on, and its caller is not to blame
+            self._fail(error)
+            context.abort(grpc.StatusCode.UNAVAILABLE, f"the chief ends: {error}")
         self._log.info(
             "evaluated",
             version=evaluation.version,
@@ -173,6 +174,17 @@ class ParameterServicer(parameters_pb2_grpc.ParameterServiceServicer):
             best=best,
         )
         return parameters_pb2.ReportEvaluationResponse(best=best)
+
+    def _keep(self, evaluation: Evaluation, data: bytes) -> bool:
+        """Add to the learning curve, and keep the parameters if they are the best so far."""
+        with self._lock:
+            best = evaluation.better_than(self._best)
+            if best:
+                self._folder.save_best(data, evaluation)
+                self._best = evaluation
+            self._folder.append_evaluation(evaluation)
+            self.latest = evaluation
+        return best
 
     def GetInfo(  # noqa: N802
         self, request: parameters_pb2.GetLearnerInfoRequest, context: grpc.ServicerContext

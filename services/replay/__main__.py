@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import List, Optional
+from typing import Optional
 
 from services.common.config.run import RunConfig
 from services.common.errors import UserError
@@ -41,19 +41,13 @@ def run(config: RunConfig, lifecycle: Lifecycle, log: Log) -> None:
     dump = make_dump(config, log)
     peer = Peer(config.run.name, experience_pb2.ROLE_UNSPECIFIED, "replay")
     tables = Tables(config, nonce=f"{peer.incarnation:016x}", log=log)
-    failures: List[UserError] = []
-
-    def fail(error: UserError) -> None:
-        failures.append(error)
-        lifecycle.stop(str(error))
-
     servicer = ReplayServicer(
         run_id=config.run.name,
         incarnation=peer.incarnation,
         make_table=tables.make,
         log=log,
         table=tables.reopen(),
-        fail=fail,
+        fail=lifecycle.fail,
         dump=dump,
     )
     server = Server(replay.addresses[0], max_workers=MAX_WORKERS, option_name="replay.addresses")
@@ -74,10 +68,9 @@ def run(config: RunConfig, lifecycle: Lifecycle, log: Log) -> None:
     finally:
         server.stop()
         metrics.stop()
-        if servicer.table is not None and not failures:
+        lifecycle.check()
+        if servicer.table is not None:
             servicer.table.note_state()
-    if failures:
-        raise failures[0]
 
 
 class Tables:

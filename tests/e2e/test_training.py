@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional
@@ -109,3 +110,25 @@ def test_another_config_in_the_same_folder_is_refused(up: Up, tmp_path: Path) ->
     lines: List[str] = second.output().strip().splitlines()
     assert len(lines) <= 2, lines
     assert "replay.n_step" in second.output()
+
+
+@pytest.mark.timeout(120)
+def test_a_disk_that_fills_up_in_the_middle_is_one_sentence(up: Up, tmp_path: Path) -> None:
+    folder = tmp_path / "small"
+    folder.mkdir()
+    # Room for the ring of 20,000 rows and the first files, not for checkpoints.
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4600k", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(mount, check=False, stderr=subprocess.DEVNULL).returncode != 0:
+        pytest.skip("NOT TESTED: a full disk; it takes the right to mount a small one")
+    try:
+        launcher = up(REACH, "--run.name", "full", "--run.folder", str(folder), "--replay.capacity", "20000")
+        assert launcher.wait(90) == 2, launcher.output()
+        output = launcher.output()
+        last = output.strip().splitlines()[-1]
+        assert last.startswith("shoal: learner: ")
+        assert "No space left on device" in last or "no space is left" in last
+        assert "Traceback" not in output
+        assert "killing" not in output
+        launcher.stop()
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)

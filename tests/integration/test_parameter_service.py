@@ -36,6 +36,7 @@ class Chief:
 
     def servicer(self) -> ParameterServicer:
         return ParameterServicer(
+            fail=pytest.fail,
             run_id=RUN_ID,
             incarnation=77,
             store=self.store,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import shutil
@@ -18,7 +19,7 @@ import pytest
 from services.common.chunk import TERMINATED, TRUNCATED, VALID, Chunk
 from services.common.config.load import load
 from services.common.ring_layout import RingFormat
-from services.common.rpc import connect
+from services.common.rpc import Caller, call_once, connect
 from services.learner.importance import importance_weights
 from services.replay import servicer
 from services.replay.__main__ import table_settings
@@ -322,6 +323,20 @@ def test_a_chunk_that_is_sent_three_times_at_once_counts_once(start: Any) -> Non
     assert len({(item.n_step_return, item.policy_version) for item in items.values()}) == 318
 
 
+def test_no_call_is_made_without_a_deadline() -> None:
+    """Every call goes through `call_once` or `Caller.call`, which ask for one; none is made on a stub itself."""
+    for call in (call_once, Caller.call):
+        assert inspect.signature(call).parameters["timeout_s"].default is inspect.Parameter.empty
+    made_directly = re.compile(r"[sS]tub(\([^()]*\))?\.[A-Z]\w+\(")
+    assert made_directly.search("self._stub.Insert(request)")
+    assert made_directly.search("ReplayServiceStub(channel).GetInfo(request)")
+    root = Path(servicer.__file__).parents[1]
+    sources = {file: file.read_text() for file in root.rglob("*.py")}
+    assert sum("call_once(" in source or "_caller.call(" in source for source in sources.values()) >= 3
+    for file, source in sources.items():
+        assert not made_directly.search(source), file
+
+
 # A full disk
 
 
@@ -375,3 +390,24 @@ def test_a_disk_that_fills_up_holds_inserts_with_a_reason_and_loses_nothing(smal
     assert again.info().steps.acknowledged == 2 * (sequence + 1)
     assert again.check_valid() is None
     folder.close()
+
+
+# The page
+
+
+def test_every_case_on_the_page_names_tests_that_exist() -> None:
+    root = Path(__file__).resolve().parents[2]
+    page = (root / "docs" / "field-cases.md").read_text(encoding="utf-8")
+    short = dict(re.findall(r"^\| (\w+) \| `(tests/[^`]+)`", page, re.MULTILINE))
+    assert set(short) == {"oracle", "wire", "process"}
+    rows = re.findall(r"^\| (.+) \|$", page, re.MULTILINE)
+    cases = [row for row in rows if "test_" in row and row.split(" | ")[0] not in short]
+    named = 0
+    for row in cases:
+        found = [(short[name], test) for name, test in re.findall(r"(\w+) `(test_\w+)`", row)]
+        found += re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", row)
+        assert found, row
+        named += len(found)
+        for file, test in found:
+            assert f"\ndef {test}(" in (root / file).read_text(encoding="utf-8"), f"{file}::{test}"
+    assert named > 60

@@ -178,9 +178,7 @@ def test_priorities_of_another_life_of_the_replay_are_stale(replay: Replay) -> N
     replay.insert(make_chunk(8, 2))
     drawn = decode_batch(replay.sample(1, 4).batches[0], 0)
     before = replay.inspect(one=True, key=int(drawn.keys[0])).items[0].priority
-    updates = replay_pb2.PriorityUpdates(
-        table_id=98, keys=drawn.keys.tobytes(), td_error=np.full(4, 9.0).tobytes()
-    )
+    updates = replay_pb2.PriorityUpdates(table_id=98, keys=drawn.keys.tobytes(), td_error=np.full(4, 9.0).tobytes())
     request = replay_pb2.UpdatePrioritiesRequest(peer=replay.learner.to_proto(SCHEMA.digest), priorities=updates)
     result = call_once(replay.stub.UpdatePriorities, request, timeout_s=5).result
     assert (result.applied, result.stale) == (0, 4)

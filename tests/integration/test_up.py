@@ -264,6 +264,15 @@ def test_a_learner_that_was_stopped_before_its_last_update_is_started_again(up):
     assert up.lives("report") == []
 
 
+def test_who_takes_its_time_but_stops_within_the_budget_is_not_killed(up):
+    up.stand_in("actor", LOYAL + "time.sleep(5.0)\nprint('12:00:00 info    the last chunk is sent', flush=True)\n")
+    up.start().wait_for_lives(*ALL)
+    up.process.send_signal(signal.SIGINT)
+    assert up.end() == 130
+    assert "killing" not in up.output
+    assert up.output.count("the last chunk is sent") == 2
+
+
 def test_actors_that_do_not_hear_of_the_end_are_stopped(up):
     up.stand_in("learner", FINISHED)
     begun_s = time.monotonic()

@@ -24,7 +24,7 @@ class Events:
     def __init__(self) -> None:
         self.scalars: List[Any] = []
 
-    def add_scalar(self, name: str, value: float, step: int) -> None:
+    def scalar(self, name: str, value: float, step: int) -> None:
         self.scalars.append((name, value, step))
 
     def close(self) -> None: ...
@@ -109,3 +109,4 @@ def test_events_are_written(parts: Parts, tmp_path: Path) -> None:
     parts.monitor.show(30)
     parts.monitor.close()
     assert sum(file.stat().st_size for file in (tmp_path / "tensorboard").iterdir()) > 100
+    parts.monitor.close()
