@@ -90,18 +90,27 @@ class RingFormat:
     discount: float
     boot_id: str  # of the machine's life in which the files were last written; empty in a copy
     made_wall_s: float  # seconds since 1970
+    keys_id: int = 0  # random; another one when the ring came back older than it was, and uses keys again
     format_version: int = FORMAT_VERSION
 
     @property
+    def ring_id(self) -> int:
+        """Names the ring, in whose counters all lives of its replay add up: 63 bits, never 0."""
+        return _id(f"{self.run} {self.made_wall_s!r} {self.schema.digest}")
+
+    @property
     def table_id(self) -> int:
-        """Names the table whose keys the ring holds, over all lives of its replay: 63 bits, never 0."""
-        facts = f"{self.run} {self.made_wall_s!r} {self.schema.digest}"
-        return int(hashlib.sha256(facts.encode()).hexdigest()[:16], 16) >> 1 | 1
+        """Names what the ring's keys stand for: 63 bits, never 0. Under one id no key names two rows."""
+        return _id(f"{self.ring_id} {self.keys_id}")
 
     def to_bytes(self) -> bytes:
         """As the file holds it, with a digest of itself."""
         facts = {**asdict(self), "schema": self.schema.to_dict()}
         return json.dumps({**facts, "digest": _digest(facts)}, indent=1).encode()
+
+
+def _id(facts: str) -> int:
+    return int(hashlib.sha256(facts.encode()).hexdigest()[:16], 16) >> 1 | 1
 
 
 def _digest(facts: Dict[str, Any]) -> str:

@@ -26,7 +26,7 @@ class Checkpoint:
     schema: Schema
     progress: Progress
     history: List[Tuple[int, int]]  # (version, updates)
-    acknowledged: Dict[str, int]  # table of the replay -> steps it acknowledged
+    acknowledged: Dict[str, int]  # ring of the replay -> steps it acknowledged
     state: Mapping[str, npt.NDArray[Any]]
 
 

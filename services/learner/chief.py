@@ -141,7 +141,7 @@ class Chief:
                 schema=schema,
                 progress=monitor.progress(learner.updates),
                 history=self._store.history(),
-                acknowledged=self._steps.by_table(),
+                acknowledged=self._steps.by_ring(),
                 state=learner.state(),
             )
 

@@ -1,4 +1,4 @@
-"""How many environment steps stand behind the training: what each table of the replay acknowledged, added up."""
+"""How many environment steps stand behind the training: what each ring of the replay acknowledged, added up."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ POLL_PERIOD_S = 1.0
 
 
 class AcknowledgedSteps:
-    """Asks the replay once a second, and remembers earlier tables of it."""
+    """Asks the replay once a second, and remembers earlier rings of it."""
 
     def __init__(self, earlier: Mapping[str, int]) -> None:
-        self._steps: Dict[str, int] = dict(earlier)  # table -> steps
+        self._steps: Dict[str, int] = dict(earlier)  # ring -> steps
 
     @property
     def total(self) -> int:
         return sum(self._steps.values())
 
-    def by_table(self) -> Dict[str, int]:
+    def by_ring(self) -> Dict[str, int]:
         """As kept in checkpoints."""
         return dict(self._steps)
 
@@ -41,5 +41,5 @@ class AcknowledgedSteps:
             self._note(replay.info_once())
 
     def _note(self, info: replay_pb2.GetReplayInfoResponse) -> None:
-        if info.table_id:  # it has one when the first actor has introduced itself
-            self._steps[f"{info.table_id:x}"] = info.steps.acknowledged
+        if info.ring_id:  # it has one when the first actor has introduced itself
+            self._steps[f"{info.ring_id:x}"] = info.steps.acknowledged

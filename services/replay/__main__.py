@@ -18,7 +18,7 @@ from services.common.ring_layout import RingFormat
 from services.common.rpc import Server
 from services.common.schema import Schema
 from services.common.service import main
-from services.replay.footprint import in_words, rows_for, total_bytes
+from services.replay.footprint import in_words, refuse_more_than_memory, rows_for, total_bytes
 from services.replay.metrics import TableCollector
 from services.replay.quarantine_dump import QuarantineDump
 from services.replay.ring_folder import RingFolder
@@ -144,9 +144,12 @@ class Tables:
     def _table(self, schema: Schema, folder: Optional[RingFolder]) -> Table:
         capacity = self._capacity(schema)
         settings = checked_settings(self._config, capacity)
+        takes = total_bytes(capacity, schema)
+        if folder is None:
+            refuse_more_than_memory(capacity, takes)
         table = Table(settings, schema, clock=time.monotonic, folder=folder)
         self._folder = folder
-        self._log.info("the table", rows=capacity, takes=in_words(total_bytes(capacity, schema)), schema=schema.digest)
+        self._log.info("the table", rows=capacity, takes=in_words(takes), schema=schema.digest)
         return table
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 from services.common.errors import UserError
 from services.common.ring_layout import all_columns
 from services.common.schema import Schema
@@ -47,6 +50,28 @@ def rows_for(budget_bytes: int, schema: Schema) -> int:
         else:
             high = middle - 1
     return low
+
+
+def available_memory_bytes() -> int:
+    """Memory that this machine can give without swapping (Linux: MemAvailable)."""
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def refuse_more_than_memory(rows: int, takes_bytes: int) -> None:
+    """Refuse a table that the machine cannot hold: taken row by row, it would end the process when nobody looks.
+
+    Raises:
+        UserError: it takes more memory than there is.
+    """
+    has = available_memory_bytes()
+    if takes_bytes > has:
+        raise UserError(
+            f"the table of {rows} rows takes {in_words(takes_bytes)}, and this machine has {in_words(has)} of memory "
+            "left: lower replay.capacity, or set replay.data_dir to have the ring on a disk"
+        )
 
 
 def in_words(num_bytes: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import secrets
 import shutil
 import time
 from dataclasses import replace
@@ -97,7 +98,7 @@ class RingFolder:
                 _take_space(column_file(aside, spec.name), spec.row_bytes * ring_format.capacity)
             _take_space(aside / GUARDS_FILE, NUM_GUARDS * 8)
             _write_nonce(aside, nonce)
-            ring_format = replace(ring_format, boot_id=boot_id())
+            ring_format = replace(ring_format, boot_id=boot_id(), keys_id=secrets.randbits(62))
             write_atomically(aside / FORMAT_FILE, ring_format.to_bytes(), FILE_MODE)
             aside.rename(path)
             sync_folder(path.parent)
@@ -159,8 +160,13 @@ class RingFolder:
             )
 
     def save_format(self, *, n_step: int, discount: float) -> None:
-        """Say that the columns hold items of this kind, and that they were last written in this life of the machine."""
-        wanted = replace(self.format, n_step=n_step, discount=discount, boot_id=boot_id())
+        """Say that the columns hold items of this kind, and that they were last written in this life of the machine.
+
+        After another life of the machine, and in a copy, the log may end earlier than it once did: keys that were given
+        out then may be used again, so that they get another id.
+        """
+        keys_id = self.format.keys_id if self.is_same_boot else secrets.randbits(62)
+        wanted = replace(self.format, n_step=n_step, discount=discount, boot_id=boot_id(), keys_id=keys_id)
         if wanted != self.format:
             write_atomically(self.path / FORMAT_FILE, wanted.to_bytes(), FILE_MODE)
             self.format = wanted

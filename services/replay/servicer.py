@@ -166,7 +166,7 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         if table is not None:
             response.schema.CopyFrom(encode_schema(table.schema))
             fill_info(response, table)
-            response.table_id = table.table_id
+            response.table_id, response.ring_id = table.table_id, table.ring_id
             if table.folder is not None:
                 response.mapped_folder = str(table.folder.path.resolve())
                 response.nonce_file = str(table.folder.path.resolve() / NONCE_FILE)

@@ -105,7 +105,7 @@ class Table:
         self.settings = settings
         self.schema = schema
         self.folder = folder
-        self.table_id = folder.format.table_id if folder else secrets.randbits(63) | 1
+        self._id_in_memory = secrets.randbits(63) | 1
         self._history = VersionHistory()
         self.store = ItemStore(
             capacity=settings.capacity,
@@ -133,6 +133,16 @@ class Table:
             journal = open_journal(folder, self.store, self._admission, self._limiter, clocks)
             self._journal = journal
             self._snapshots = Snapshots(folder, self.store.ring, journal.hold, self._condition)
+
+    @property
+    def table_id(self) -> int:
+        """Names what keys stand for: under one id no key names two rows."""
+        return self.folder.format.table_id if self.folder else self._id_in_memory
+
+    @property
+    def ring_id(self) -> int:
+        """Names the ring in whose counters all lives of the replay add up."""
+        return self.folder.format.ring_id if self.folder else self._id_in_memory
 
     # Inserting
 

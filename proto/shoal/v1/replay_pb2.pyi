@@ -360,7 +360,7 @@ class SampleResponse(google.protobuf.message.Message):
     priority_mass_log2: builtins.float
     """log2 of the sum of p^alpha, to merge shards"""
     table_id: builtins.int
-    """names the table that the keys belong to; a ring that came back keeps its id"""
+    """names what the keys stand for: under one id no key names two rows"""
     @property
     def batches(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SampledBatch]: ...
     @property
@@ -630,6 +630,7 @@ class GetReplayInfoResponse(google.protobuf.message.Message):
     MAPPED_FOLDER_FIELD_NUMBER: builtins.int
     NONCE_FILE_FIELD_NUMBER: builtins.int
     TABLE_ID_FIELD_NUMBER: builtins.int
+    RING_ID_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     replay_incarnation: builtins.int
     capacity_rows: builtins.int
@@ -645,6 +646,8 @@ class GetReplayInfoResponse(google.protobuf.message.Message):
     """a file of that folder whose content proves the same host"""
     table_id: builtins.int
     """see SampleResponse"""
+    ring_id: builtins.int
+    """names the ring in whose counters all lives of the replay add up"""
     @property
     def schema(self) -> shoal.v1.experience_pb2.Schema:
         """absent until the first actor introduced itself"""
@@ -676,9 +679,10 @@ class GetReplayInfoResponse(google.protobuf.message.Message):
         mapped_folder: builtins.str = ...,
         nonce_file: builtins.str = ...,
         table_id: builtins.int = ...,
+        ring_id: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["limiter", b"limiter", "schema", b"schema", "steps", b"steps"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["actors", b"actors", "capacity_rows", b"capacity_rows", "discount", b"discount", "limiter", b"limiter", "mapped_folder", b"mapped_folder", "n_step", b"n_step", "newest_version", b"newest_version", "nonce_file", b"nonce_file", "num_items", b"num_items", "replay_incarnation", b"replay_incarnation", "rows", b"rows", "run_id", b"run_id", "schema", b"schema", "steps", b"steps", "table_id", b"table_id", "waiters", b"waiters"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["actors", b"actors", "capacity_rows", b"capacity_rows", "discount", b"discount", "limiter", b"limiter", "mapped_folder", b"mapped_folder", "n_step", b"n_step", "newest_version", b"newest_version", "nonce_file", b"nonce_file", "num_items", b"num_items", "replay_incarnation", b"replay_incarnation", "ring_id", b"ring_id", "rows", b"rows", "run_id", b"run_id", "schema", b"schema", "steps", b"steps", "table_id", b"table_id", "waiters", b"waiters"]) -> None: ...
 
 global___GetReplayInfoResponse = GetReplayInfoResponse
 

@@ -16,12 +16,12 @@ class Replay:
     """Answers `info` as the replay's client does."""
 
     def __init__(self) -> None:
-        self.table_id, self.acknowledged, self.is_gone = 1, 0, False
+        self.ring_id, self.acknowledged, self.is_gone = 1, 0, False
 
     def info(self) -> replay_pb2.GetReplayInfoResponse:
         if self.is_gone:
             raise Stopped
-        response = replay_pb2.GetReplayInfoResponse(table_id=self.table_id)
+        response = replay_pb2.GetReplayInfoResponse(ring_id=self.ring_id)
         response.steps.acknowledged = self.acknowledged
         return response
 
@@ -31,17 +31,17 @@ class Replay:
         return self.info()
 
 
-def test_tables_of_the_replay_add_up() -> None:
+def test_rings_of_the_replay_add_up() -> None:
     replay: Any = Replay()
     steps = AcknowledgedSteps({"aa": 100})
-    for table_id, acknowledged in ((1, 10), (1, 30), (2, 5)):
-        replay.table_id, replay.acknowledged = table_id, acknowledged
+    for ring_id, acknowledged in ((1, 10), (1, 30), (2, 5)):
+        replay.ring_id, replay.acknowledged = ring_id, acknowledged
         steps.poll_once(replay)
     replay.is_gone = True
     steps.poll_once(replay)
     assert steps.total == 100 + 30 + 5
-    assert AcknowledgedSteps(steps.by_table()).total == steps.total
-    assert steps.by_table() == {"aa": 100, "1": 30, "2": 5}
+    assert AcknowledgedSteps(steps.by_ring()).total == steps.total
+    assert steps.by_ring() == {"aa": 100, "1": 30, "2": 5}
 
 
 def test_the_thread_polls_until_the_stop(

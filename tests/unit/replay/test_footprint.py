@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from services.common.errors import UserError
 from services.common.schema import ActionSpec, Schema, TensorSpec
+from services.replay import footprint
 from services.replay.footprint import in_words, row_bytes, rows_for, total_bytes
 from services.replay.ring import Ring
 
@@ -45,3 +46,14 @@ def test_bytes_are_said_in_words() -> None:
         "1.5 GiB",
         "1024.0 TiB",
     ]
+
+
+def test_a_table_larger_than_memory_is_refused_with_both_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(footprint, "available_memory_bytes", lambda: 3 << 30)
+    footprint.refuse_more_than_memory(10, 3 << 30)
+    with pytest.raises(UserError, match=r"of 11 rows takes 3\.0 GiB, and this machine has 3\.0 GiB of memory left"):
+        footprint.refuse_more_than_memory(11, (3 << 30) + 1)
+
+
+def test_this_machine_has_some_memory() -> None:
+    assert 1 << 20 < footprint.available_memory_bytes() < 1 << 50

@@ -452,3 +452,30 @@ def _insert(data: Any, durable: Any, make_chunk: Any, event: str, name: str, lif
     life[2] += T
     if event == "resend":
         assert table.insert(name, life[0], chunk, max_wait_s=0.0).status is InsertStatus.DUPLICATE
+
+
+def test_a_ring_that_came_back_older_uses_keys_again_under_another_id(
+    make_durable: Any, make_chunk: Any, another_boot: Any
+) -> None:
+    durable = make_durable(capacity=64)
+    for sequence in range(2):
+        durable.table.insert("a", 1, make_chunk(sequence=sequence, first_step=4 * sequence), max_wait_s=0.0)
+    end = durable.folder.log._offset
+    for sequence in range(2, 6):
+        durable.table.insert("a", 1, make_chunk(sequence=sequence, first_step=4 * sequence), max_wait_s=0.0)
+    table_id, ring_id = durable.table.table_id, durable.table.ring_id
+    reserved = durable.table.store.ring.reserved
+    assert (durable.reopen().table_id, durable.table.ring_id) == (table_id, ring_id), "nothing was lost: the same keys"
+    durable.drop()
+    # What a machine's crash can do: the end of the log and the guards were not written back.
+    log = durable.path / "chunks" / "00000000.log"
+    data = log.read_bytes()
+    log.write_bytes(data[:end] + bytes(len(data) - end))
+    guards = np.memmap(durable.path / "guards", np.int64, "r+")
+    guards[:2] = 16
+    guards.flush()
+    another_boot()
+    table = durable.open()
+    assert table.store.ring.reserved < reserved
+    assert table.table_id != table_id
+    assert table.ring_id == ring_id

@@ -146,6 +146,7 @@ def test_traffic_goes_on_and_every_copy_is_consistent(make_durable: Any, make_ch
         while not stop.is_set():
             durable.table.insert("a", 1, make_chunk(T=16, sequence=inserted[0], time_outs=[(3, 0)]), max_wait_s=0.0)
             inserted[0] += 1
+            time.sleep(0.0005)  # 60,000 rows a second at most: a copy is to be made before they come round again
 
     thread = threading.Thread(target=write)
     thread.start()
