@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Callable, Deque, Dict
 
 from services.common.chunk import ActorCounters, Chunk
-from services.common.codec import encode_chunk, encode_schema
+from services.common.codec import encode_schema, fill_chunk, fill_counters
 from services.common.errors import Fenced
 from services.common.log import Log
 from services.common.peer import Peer
@@ -24,8 +24,17 @@ FLUSH_BUDGET_S = 2.0  # of a stop: what cannot be delivered in it is dropped and
 
 @dataclass
 class _Queued:
-    chunk: Chunk
+    """A chunk packed, checksum and all; what only the send knows is written over at the send."""
+
+    request: replay_pb2.InsertRequest
+    num_valid: int
     since: float
+
+    @classmethod
+    def of(cls, chunk: Chunk) -> _Queued:
+        request = replay_pb2.InsertRequest()
+        fill_chunk(request.chunk, chunk)
+        return cls(request, chunk.num_valid, 0.0)
 
 
 class ChunkSender:
@@ -94,18 +103,23 @@ class ChunkSender:
         """Buffer a chunk; a full buffer holds the caller or drops its oldest chunk, as configured.
 
         In a stop the buffer is delivered or given up within a budget, so that the caller is held no longer than that.
+
+        Raises:
+            SchemaError: a column's dtype does not travel.
         """
+        queued = _Queued.of(chunk)  # here and not at the send: the chunk before it is on its way meanwhile
         with self._changed:
-            self._produced += chunk.num_valid
+            self._produced += queued.num_valid
             while len(self._queue) >= self._buffer_chunks and not self._ended:
                 if self._drop_oldest:
-                    self._drop(self._queue.popleft().chunk, "buffer_full")
+                    self._drop(self._queue.popleft(), "buffer_full")
                 else:
                     self._changed.wait(0.1)
             if self._ended:
-                self._drop(chunk, "stopped")
+                self._drop(queued, "stopped")
                 return
-            self._queue.append(_Queued(chunk, time.monotonic()))
+            queued.since = time.monotonic()
+            self._queue.append(queued)
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -144,12 +158,12 @@ class ChunkSender:
         while True:
             request = self._request(queued, INSERT_WAIT_S)
             response = self._caller.call(self._stub.Insert, request, timeout_s=INSERT_WAIT_S + CALL_MARGIN_S)
-            if self._settled(response, queued.chunk):
+            if self._settled(response, queued):
                 return
             if self._stopping.wait(response.retry_after_seconds):
                 raise Stopped
 
-    def _settled(self, response: replay_pb2.InsertResponse, chunk: Chunk) -> bool:
+    def _settled(self, response: replay_pb2.InsertResponse, queued: _Queued) -> bool:
         """Whether the chunk is done with; False: send it again."""
         status = response.status
         self._on_version(response.newest_version)
@@ -157,7 +171,7 @@ class ChunkSender:
             self._sequence += 1
             self._send_schema = False
             self._blocked = ""
-            self.acknowledged_steps += chunk.num_valid
+            self.acknowledged_steps += queued.num_valid
             return True
         if status == replay_pb2.INSERT_STATUS_NEED_SCHEMA:
             self._send_schema = True
@@ -189,7 +203,7 @@ class ChunkSender:
                 self._changed.notify_all()
             try:
                 response = call_once(self._stub.Insert, self._request(queued, left_s), timeout_s=left_s + 0.5)
-                if self._settled(response, queued.chunk):
+                if self._settled(response, queued):
                     continue
             except Unavailable as error:
                 if not said:
@@ -203,24 +217,24 @@ class ChunkSender:
         """The budget of the stop is used up: what waits is dropped, and so is what still comes."""
         self._ended = True
         while self._queue:
-            self._drop(self._queue.popleft().chunk, "stopped")
+            self._drop(self._queue.popleft(), "stopped")
         steps = self._dropped.get("stopped", 0)
         if steps:
             self._log.info("steps are dropped at the stop", steps=steps)
 
     def _request(self, queued: _Queued, max_wait_s: float) -> replay_pb2.InsertRequest:
-        chunk = queued.chunk
-        chunk.sequence = self._sequence
-        chunk.queued_seconds = time.monotonic() - queued.since
+        request = queued.request
+        request.peer.CopyFrom(self._peer.to_proto(self._schema.digest))
+        request.ClearField("schema")
+        if self._send_schema:
+            request.schema.CopyFrom(encode_schema(self._schema))
+        request.max_wait_seconds = max_wait_s
+        request.chunk.sequence = self._sequence
+        request.chunk.queued_seconds = time.monotonic() - queued.since
         with self._changed:
-            buffered = sum(waiting.chunk.num_valid for waiting in self._queue)
-            chunk.counters = ActorCounters(self._produced, buffered, self.dropped_steps)
-        return replay_pb2.InsertRequest(
-            peer=self._peer.to_proto(self._schema.digest),
-            schema=encode_schema(self._schema) if self._send_schema else None,
-            chunk=encode_chunk(chunk),
-            max_wait_seconds=max_wait_s,
-        )
+            buffered = sum(waiting.num_valid for waiting in self._queue)
+            fill_counters(request.chunk.counters, ActorCounters(self._produced, buffered, self.dropped_steps))
+        return request
 
-    def _drop(self, chunk: Chunk, reason: str) -> None:
-        self._dropped[reason] = self._dropped.get(reason, 0) + chunk.num_valid
+    def _drop(self, queued: _Queued, reason: str) -> None:
+        self._dropped[reason] = self._dropped.get(reason, 0) + queued.num_valid

@@ -142,7 +142,7 @@ class Chunk:
         step = self.final.step
         if len(step) == 0:
             return
-        if step[0] < 0 or step[-1] >= num_rows or (np.diff(step) <= 0).any():
+        if step[0] < 0 or step[-1] >= num_rows or (step[1:] <= step[:-1]).any():
             raise SchemaError("final.step must be strictly increasing indices of this chunk's steps")
         flags = self.flags.reshape(-1)[step]
         ended = (flags & (TERMINATED | TRUNCATED)) != 0

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Dict, Iterable, Sequence, Tuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Sequence, Tuple
 
 import google_crc32c
 import numpy as np
@@ -53,6 +54,11 @@ def decode_tensor(tensor: tensor_pb2.Tensor) -> npt.NDArray[Any]:
     Raises:
         SchemaError: unknown dtype or codec, an impossible shape, or the bytes are not as many as the shape says.
     """
+    return _view_tensor(tensor, tensor.data)
+
+
+def _view_tensor(tensor: tensor_pb2.Tensor, data: bytes) -> npt.NDArray[Any]:
+    """As `decode_tensor`, of bytes that were read already."""
     if tensor.dtype not in _NUMPY_DTYPES:
         raise SchemaError(f"tensor {tensor.name!r} has the unknown dtype number {tensor.dtype}")
     if tensor.codec != tensor_pb2.CODEC_NONE:
@@ -65,7 +71,6 @@ def decode_tensor(tensor: tensor_pb2.Tensor) -> npt.NDArray[Any]:
     want = dtype.itemsize
     for size in shape:  # in Python's integers: a product of hostile sizes must not wrap
         want *= size
-    data = tensor.data  # once: each access of the field makes a copy
     if len(data) != want:
         raise SchemaError(f"tensor {tensor.name!r} has {len(data)} bytes; {dtype}{list(shape)} takes {want}")
     try:
@@ -117,37 +122,41 @@ def decode_schema(schema: experience_pb2.Schema) -> Schema:
 
 def encode_chunk(chunk: Chunk) -> experience_pb2.Chunk:
     """Pack a chunk; columns of critics that are all NaN are left out."""
-    without_critics = bool(np.isnan(chunk.q_taken).all())
-    message = experience_pb2.Chunk(
-        lane_group=chunk.lane_group,
-        sequence=chunk.sequence,
-        first_step=chunk.first_step,
-        num_steps=chunk.num_steps,
-        num_lanes=chunk.num_lanes,
-        reward=chunk.reward.tobytes(),
-        flags=chunk.flags.tobytes(),
-        policy_version=chunk.policy_version.tobytes(),
-        q_taken=b"" if without_critics else chunk.q_taken.tobytes(),
-        value=b"" if without_critics else chunk.value.tobytes(),
-        final=experience_pb2.FinalObservations(
-            step=chunk.final.step.tolist(),
-            value=b"" if without_critics else chunk.final.value.tobytes(),
-            cut=chunk.final.cut.tobytes(),
-        ),
-        acting_seconds=chunk.acting_seconds,
-        queued_seconds=chunk.queued_seconds,
-        newest_version=chunk.newest_version,
-        counters=experience_pb2.ActorCounters(
-            produced_steps=chunk.counters.produced_steps,
-            buffered_steps=chunk.counters.buffered_steps,
-            dropped_steps=chunk.counters.dropped_steps,
-        ),
-    )
-    _fill_tensors(message.observation, chunk.observation)
-    _fill_tensor(message.action, "action", chunk.action)
-    _fill_tensors(message.final.observation, chunk.final.observation)
-    message.crc32c = chunk_checksum(message)
+    message = experience_pb2.Chunk()
+    fill_chunk(message, chunk)
     return message
+
+
+def fill_chunk(message: experience_pb2.Chunk, chunk: Chunk) -> None:
+    """Pack a chunk into an empty message, in its place: handing a message to its parent copies every byte."""
+    message.lane_group = chunk.lane_group
+    message.sequence = chunk.sequence
+    message.first_step = chunk.first_step
+    message.num_steps, message.num_lanes = chunk.num_steps, chunk.num_lanes
+    packed = _ChunkBytes.of_chunk(chunk)
+    for name, data in zip(sorted(chunk.observation), packed.observation):
+        _describe_tensor(message.observation.add(), name, chunk.observation[name]).data = data
+    _describe_tensor(message.action, "action", chunk.action).data = packed.action
+    message.reward, message.flags, message.policy_version = packed.reward, packed.flags, packed.policy_version
+    message.q_taken, message.value = packed.q_taken, packed.value
+    final = message.final
+    final.step.extend(chunk.final.step.tolist())
+    for name, data in zip(sorted(chunk.final.observation), packed.final_observation):
+        _describe_tensor(final.observation.add(), name, chunk.final.observation[name]).data = data
+    final.value, final.cut = packed.final_value, packed.final_cut
+    message.acting_seconds = chunk.acting_seconds
+    message.queued_seconds = chunk.queued_seconds
+    message.newest_version = chunk.newest_version
+    fill_counters(message.counters, chunk.counters)
+    message.crc32c = packed.checksum()
+
+
+def fill_counters(message: experience_pb2.ActorCounters, counters: ActorCounters) -> None:
+    """Write an actor's counters over those of `message`."""
+    message.produced_steps = counters.produced_steps
+    message.buffered_steps = counters.buffered_steps
+    message.dropped_steps.clear()
+    message.dropped_steps.update(counters.dropped_steps)
 
 
 def decode_chunk(message: experience_pb2.Chunk) -> Chunk:
@@ -157,58 +166,103 @@ def decode_chunk(message: experience_pb2.Chunk) -> Chunk:
         ChecksumError: the columns' bytes are not those that were sent.
         SchemaError: sizes do not fit together.
     """
-    T, B, F = message.num_steps, message.num_lanes, len(message.final.step)  # noqa: N806 (the field's letters)
+    final = message.final
+    T, B, F = message.num_steps, message.num_lanes, len(final.step)  # noqa: N806 (the field's letters)
     if max(T, 1) * max(B, 1) + F > MAX_CHUNK_ROWS:  # lanes cost memory even where there are no steps
         raise SchemaError(f"the chunk claims {T} x {B} steps and {F} final observations; at most {MAX_CHUNK_ROWS} rows")
-    if message.crc32c and message.crc32c != chunk_checksum(message):
+    packed = _ChunkBytes.of_message(message)
+    if message.crc32c and message.crc32c != packed.checksum():
         raise ChecksumError("the chunk's bytes do not match its CRC32C: send it again")
-    final = message.final
+    counters = message.counters
     return Chunk(
         lane_group=message.lane_group,
         sequence=message.sequence,
         first_step=message.first_step,
-        observation=_decode_tensors(message.observation),
-        action=decode_tensor(message.action),
-        reward=decode_column("reward", message.reward, "float32", (T, B)),
-        flags=decode_column("flags", message.flags, "uint8", (T, B)),
-        policy_version=decode_column("policy_version", message.policy_version, "int64", (T,)),
-        q_taken=_decode_critic("q_taken", message.q_taken, (T, B)),
-        value=_decode_critic("value", message.value, (T, B)),
+        observation=_view_tensors(message.observation, packed.observation),
+        action=_view_tensor(message.action, packed.action),
+        reward=decode_column("reward", packed.reward, "float32", (T, B)),
+        flags=decode_column("flags", packed.flags, "uint8", (T, B)),
+        policy_version=decode_column("policy_version", packed.policy_version, "int64", (T,)),
+        q_taken=_decode_critic("q_taken", packed.q_taken, (T, B)),
+        value=_decode_critic("value", packed.value, (T, B)),
         final=FinalObservations(
-            step=np.array(final.step, np.int64),
-            observation=_decode_tensors(final.observation),
-            value=_decode_critic("final.value", final.value, (F,)),
-            cut=decode_column("final.cut", final.cut, "bool", (F,)),
+            step=packed.final_step.astype(np.int64),
+            observation=_view_tensors(final.observation, packed.final_observation),
+            value=_decode_critic("final.value", packed.final_value, (F,)),
+            cut=decode_column("final.cut", packed.final_cut, "bool", (F,)),
         ),
         acting_seconds=message.acting_seconds,
         queued_seconds=message.queued_seconds,
         newest_version=message.newest_version,
-        counters=ActorCounters(
-            message.counters.produced_steps,
-            message.counters.buffered_steps,
-            dict(message.counters.dropped_steps),
-        ),
+        counters=ActorCounters(counters.produced_steps, counters.buffered_steps, dict(counters.dropped_steps)),
     )
 
 
 def chunk_checksum(message: experience_pb2.Chunk) -> int:
     """CRC32C over the columns' bytes in the order of their field numbers; 0 is kept for `not given`."""
-    parts = [tensor.data for tensor in message.observation]
-    parts += [
-        message.action.data,
-        message.reward,
-        message.flags,
-        message.policy_version,
-        message.q_taken,
-        message.value,
-    ]
-    parts += [np.array(message.final.step, "<u4").tobytes()]
-    parts += [tensor.data for tensor in message.final.observation]
-    parts += [message.final.value, message.final.cut]
-    crc = 0
-    for part in parts:
-        crc = google_crc32c.extend(crc, part)
-    return int(crc) or 1
+    return _ChunkBytes.of_message(message).checksum()
+
+
+@dataclass(frozen=True)
+class _ChunkBytes:
+    """The bytes of a chunk's columns, each made once: every access of a message's field copies it."""
+
+    observation: List[bytes]
+    action: bytes
+    reward: bytes
+    flags: bytes
+    policy_version: bytes
+    q_taken: bytes
+    value: bytes
+    final_step: npt.NDArray[np.uint32]
+    final_observation: List[bytes]
+    final_value: bytes
+    final_cut: bytes
+
+    @classmethod
+    def of_chunk(cls, chunk: Chunk) -> _ChunkBytes:
+        final = chunk.final
+        without_critics = bool(np.isnan(chunk.q_taken).all())
+        return cls(
+            observation=[_tensor_bytes(column) for _, column in sorted(chunk.observation.items())],
+            action=_tensor_bytes(chunk.action),
+            reward=chunk.reward.tobytes(),
+            flags=chunk.flags.tobytes(),
+            policy_version=chunk.policy_version.tobytes(),
+            q_taken=b"" if without_critics else chunk.q_taken.tobytes(),
+            value=b"" if without_critics else chunk.value.tobytes(),
+            final_step=final.step.astype("<u4"),
+            final_observation=[_tensor_bytes(column) for _, column in sorted(final.observation.items())],
+            final_value=b"" if without_critics else final.value.tobytes(),
+            final_cut=final.cut.tobytes(),
+        )
+
+    @classmethod
+    def of_message(cls, message: experience_pb2.Chunk) -> _ChunkBytes:
+        final = message.final
+        return cls(
+            observation=[tensor.data for tensor in message.observation],
+            action=message.action.data,
+            reward=message.reward,
+            flags=message.flags,
+            policy_version=message.policy_version,
+            q_taken=message.q_taken,
+            value=message.value,
+            final_step=np.array(final.step, "<u4"),
+            final_observation=[tensor.data for tensor in final.observation],
+            final_value=final.value,
+            final_cut=final.cut,
+        )
+
+    def checksum(self) -> int:
+        """CRC32C in the order of the field numbers; 0 is kept for `not given`."""
+        columns = [self.action, self.reward, self.flags, self.policy_version, self.q_taken, self.value]
+        crc = 0
+        for data in (*self.observation, *columns, self.final_step.tobytes()):
+            crc = google_crc32c.extend(crc, data)
+        for data in (*self.final_observation, self.final_value, self.final_cut):
+            crc = google_crc32c.extend(crc, data)
+        return int(crc) or 1
 
 
 def fill_batch(message: replay_pb2.SampledBatch, batch: Batch, age_seconds: npt.NDArray[np.float32]) -> None:
@@ -279,12 +333,22 @@ def decode_batch(message: replay_pb2.SampledBatch, num_items: int) -> Batch:
 
 
 def _fill_tensor(message: tensor_pb2.Tensor, name: str, array: npt.NDArray[Any]) -> None:
+    _describe_tensor(message, name, array).data = _tensor_bytes(array)
+
+
+def _describe_tensor(message: tensor_pb2.Tensor, name: str, array: npt.NDArray[Any]) -> tensor_pb2.Tensor:
+    """Fill in all of an empty message but the bytes; returns it."""
     wire = _WIRE_DTYPES_BY_CODE.get(array.dtype.str[1:])
     if wire is None:
         raise SchemaError(f"tensor {name!r} has dtype {array.dtype}; known are {', '.join(_WIRE_DTYPES)}")
     message.name, message.dtype, message.codec = name, wire, tensor_pb2.CODEC_NONE
     message.shape.extend(array.shape)
-    message.data = array.astype(_NUMPY_DTYPES[wire], copy=False).tobytes()
+    return message
+
+
+def _tensor_bytes(array: npt.NDArray[Any]) -> bytes:
+    """The bytes of an array in the wire's order, which is little-endian."""
+    return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
 def _fill_tensors(
@@ -294,12 +358,16 @@ def _fill_tensors(
         _fill_tensor(messages.add(), name, column)
 
 
-def _decode_tensors(tensors: Iterable[tensor_pb2.Tensor]) -> Dict[str, npt.NDArray[Any]]:
+def _decode_tensors(tensors: Sequence[tensor_pb2.Tensor]) -> Dict[str, npt.NDArray[Any]]:
+    return _view_tensors(tensors, [tensor.data for tensor in tensors])
+
+
+def _view_tensors(tensors: Iterable[tensor_pb2.Tensor], data: Iterable[bytes]) -> Dict[str, npt.NDArray[Any]]:
     columns: Dict[str, npt.NDArray[Any]] = {}
-    for tensor in tensors:
+    for tensor, its in zip(tensors, data):
         if tensor.name in columns:
             raise SchemaError(f"tensor {tensor.name!r} came twice in one message")
-        columns[tensor.name] = decode_tensor(tensor)
+        columns[tensor.name] = _view_tensor(tensor, its)
     return columns
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Callable, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from services.common.batch import Batch, DrawnKeys
 from services.common.chunk import TERMINATED, TRUNCATED, VALID, Chunk
 from services.common.schema import Schema
-from services.replay.items import StepOutcome, Timeline, build_windows
+from services.replay.items import ITEM, LOST, NO_STEP, OPEN, Timeline, build_windows
 from services.replay.priorities import MAX_PRIORITY, MIN_PRIORITY, PriorityOutcome, priority_of
 from services.replay.rate_limiter import Stock
 from services.replay.ring import Allocate, Ring, in_memory
@@ -125,14 +125,14 @@ class ItemStore:
         Returns:
             The group's new `lane_open_keys`.
         """
-        shape, num_rows, num_final = chunk.flags.shape, chunk.flags.size, len(chunk.final)
+        shape, num_rows, num_final, num_valid = chunk.flags.shape, chunk.flags.size, len(chunk.final), chunk.num_valid
         first_key = self.ring.reserve(num_rows + num_final)
         evicted = self._evict(first_key, num_rows + num_final)
         self._write(first_key, chunk, intake)
-        self.counters.acknowledged += chunk.num_valid + intake.quarantined_steps
+        self.counters.acknowledged += num_valid + intake.quarantined_steps
         self.counters.quarantined += intake.quarantined_steps
-        self.counters.resident += chunk.num_valid
-        self.counters.unripe += chunk.num_valid
+        self.counters.resident += num_valid
+        self.counters.unripe += num_valid
         final_key = np.full(num_rows, -1, np.int64)
         final_key[chunk.final.step] = np.arange(first_key + num_rows, first_key + num_rows + num_final)
         past = self._past(lane_open_keys, intake.quarantined | intake.follows_gap)
@@ -160,13 +160,13 @@ class ItemStore:
         gone: List[npt.NDArray[np.int64]] = []
         for slots, _ in self.ring.segments(first_key, num_rows):
             status = self.ring.status[slots]
-            items = np.flatnonzero(status == StepOutcome.ITEM) + slots.start
-            unripe = int(np.count_nonzero(status == StepOutcome.OPEN))
+            items = np.flatnonzero(status == ITEM) + slots.start
+            unripe = int(np.count_nonzero(status == OPEN))
             counters.unripe -= unripe
             counters.unripe_evicted += unripe
             counters.resident -= unripe + len(items)
             counters.overwritten += unripe + len(items)
-            self.ring.status[slots] = StepOutcome.NO_STEP
+            self.ring.status[slots] = NO_STEP
             self.ring.priority[slots] = 0.0
             self.sampler.forget(items)
             self.ring.times_sampled[slots] = 0
@@ -175,35 +175,27 @@ class ItemStore:
 
     def _write(self, first_key: int, chunk: Chunk, intake: Intake) -> None:
         """Write the columns that come from the actor: T x B steps, then the final observations."""
-        num_steps, num_lanes, num_rows = chunk.num_steps, chunk.num_lanes, chunk.flags.size
-        for name, column in chunk.observation.items():
-            rows = column.reshape(num_rows, *column.shape[2:])
-            self.ring.write(first_key, {f"observation.{name}": rows})
-            self.ring.write(first_key + num_rows, {f"observation.{name}": chunk.final.observation[name]})
-        self.ring.write(
-            first_key,
-            {
-                "action": chunk.action.reshape(num_rows, *chunk.action.shape[2:]),
-                "reward": chunk.reward.reshape(-1),
-                "flags": _stored_flags(chunk, intake.quarantined),
-                "policy_version": np.repeat(chunk.policy_version, num_lanes),
-                "q_taken": chunk.q_taken.reshape(-1),
-                "value": chunk.value.reshape(-1),
-            },
-        )
-        num_final = len(chunk.final)
-        self.ring.write(
-            first_key + num_rows,
-            {
-                "action": np.zeros((num_final, *chunk.action.shape[2:]), chunk.action.dtype),
-                "reward": np.zeros(num_final, np.float32),
-                "flags": np.zeros(num_final, np.uint8),
-                "policy_version": chunk.policy_version[chunk.final.step // max(1, num_lanes)],
-                "q_taken": np.full(num_final, np.nan, np.float32),
-                "value": chunk.final.value,
-            },
-        )
-        for slots, _ in self.ring.segments(first_key, num_steps * num_lanes + num_final):
+        num_lanes, num_rows, num_final = chunk.num_lanes, chunk.flags.size, len(chunk.final)
+        steps = {
+            f"observation.{name}": column.reshape(num_rows, *column.shape[2:])
+            for name, column in chunk.observation.items()
+        }
+        steps["action"] = chunk.action.reshape(num_rows, *chunk.action.shape[2:])
+        steps["reward"] = chunk.reward.reshape(-1)
+        steps["flags"] = _stored_flags(chunk, intake.quarantined)
+        steps["policy_version"] = np.repeat(chunk.policy_version, num_lanes)
+        steps["q_taken"] = chunk.q_taken.reshape(-1)
+        steps["value"] = chunk.value.reshape(-1)
+        self.ring.write(first_key, steps)
+        finals = {f"observation.{name}": column for name, column in chunk.final.observation.items()}
+        finals["action"] = np.zeros((num_final, *chunk.action.shape[2:]), chunk.action.dtype)
+        finals["reward"] = np.zeros(num_final, np.float32)
+        finals["flags"] = np.zeros(num_final, np.uint8)
+        finals["policy_version"] = chunk.policy_version[chunk.final.step // max(1, num_lanes)]
+        finals["q_taken"] = np.full(num_final, np.nan, np.float32)
+        finals["value"] = chunk.final.value
+        self.ring.write(first_key + num_rows, finals)
+        for slots, _ in self.ring.segments(first_key, num_rows + num_final):
             self.ring.inserted_s[slots] = intake.now_s
             self.ring.actor[slots] = intake.actor
 
@@ -223,28 +215,48 @@ class ItemStore:
         )
 
     def _settle(self, timeline: Timeline, evicted: npt.NDArray[np.int64]) -> Keys:
-        """Make items of the windows that closed; returns the keys of those that are open, <int64>[n_step, B]."""
+        """Make items of the windows that closed; returns the keys of those that are open, <int64>[n_step, B].
+
+        Args:
+            timeline: the rows of `_past`, [n_step, B], and behind them a chunk's rows, whose keys follow each other.
+            evicted: slots <int64>[N] of the items that the chunk's rows have overwritten.
+        """
         ring, counters = self.ring, self.counters
         windows = build_windows(timeline, self.n_step, self.discount)
-        is_item = windows.outcome == StepOutcome.ITEM
-        is_open = windows.outcome == StepOutcome.OPEN
-        slots = ring.slots(timeline.key[is_item])
-        lost = ring.slots(timeline.key[windows.outcome == StepOutcome.LOST])
-        ring.n_step_return[slots] = windows.n_step_return[is_item]
-        ring.discount[slots] = windows.discount[is_item]
-        ring.bootstrap_key[slots] = windows.bootstrap_key[is_item]
-        ring.priority[slots] = self._first_priority(
-            slots, windows.n_step_return[is_item], windows.discount[is_item], windows.bootstrap_key[is_item]
-        )
-        ring.status[slots] = StepOutcome.ITEM
-        ring.status[lost] = StepOutcome.LOST
-        ring.status[ring.slots(timeline.key[is_open])] = StepOutcome.OPEN
-        self.sampler.admit(evicted, slots)
+        item = np.flatnonzero(windows.outcome == ITEM)
+        slots = ring.slots(np.take(timeline.key, item))
+        n_step_return, discount = np.take(windows.n_step_return, item), np.take(windows.discount, item)
+        bootstrap_key = np.take(windows.bootstrap_key, item)
+        priority = self._first_priority(slots, n_step_return, discount, bootstrap_key)
+        num_past = timeline.key[: self.n_step].size
+        num_closed = int(np.searchsorted(item, num_past))  # of those that were open
+        closed = slots[:num_closed]
+        ring.n_step_return[closed] = n_step_return[:num_closed]
+        ring.discount[closed] = discount[:num_closed]
+        ring.bootstrap_key[closed] = bootstrap_key[:num_closed]
+        ring.priority[closed] = priority[:num_closed]
+        past = timeline.exists[: self.n_step]
+        ring.status[ring.slots(timeline.key[: self.n_step][past])] = windows.outcome[: self.n_step][past]
+        if timeline.key.size > num_past:
+            priorities = np.zeros(timeline.key.size - num_past, np.float64)
+            priorities[item[num_closed:] - num_past] = priority[num_closed:]
+            # In one piece, for what is written where the outcome is not ITEM holds no sense, and nobody reads it.
+            fresh: Dict[str, npt.NDArray[Any]] = {
+                "status": windows.outcome.reshape(-1)[num_past:],
+                "n_step_return": windows.n_step_return.reshape(-1)[num_past:],
+                "discount": windows.discount.reshape(-1)[num_past:],
+                "bootstrap_key": windows.bootstrap_key.reshape(-1)[num_past:],
+                "priority": priorities,
+            }
+            ring.write(int(timeline.key[self.n_step, 0]), fresh)
+        # A slot that holds an item again gets its leaf as such.
+        self.sampler.admit(evicted[ring.status[evicted] != ITEM], slots)
+        num_lost = int(np.count_nonzero(windows.outcome == LOST))
         counters.items += len(slots)
-        counters.lost_tail += len(lost)
-        counters.unripe -= len(slots) + len(lost)
-        counters.resident -= len(lost)
-        return np.where(is_open, timeline.key, -1)[-self.n_step :]
+        counters.lost_tail += num_lost
+        counters.unripe -= len(slots) + num_lost
+        counters.resident -= num_lost
+        return np.where(windows.outcome == OPEN, timeline.key, -1)[-self.n_step :]
 
     def _first_priority(
         self,
@@ -267,7 +279,7 @@ class ItemStore:
     def adopt_items(self) -> None:
         """Draw from now on what the ring's columns say is an item; one without a sound priority gets its first."""
         ring = self.ring
-        slots = np.flatnonzero(ring.status == StepOutcome.ITEM)
+        slots = np.flatnonzero(ring.status == ITEM)
         sound = (ring.priority[slots] >= MIN_PRIORITY) & (ring.priority[slots] <= MAX_PRIORITY)
         fresh = slots[~sound]
         ring.priority[fresh] = 0.0
@@ -330,7 +342,7 @@ class ItemStore:
     def _check_rows(self) -> Optional[str]:
         ring, counters = self.ring, self.counters
         slots = np.arange(ring.capacity)
-        is_item, is_open = ring.status == StepOutcome.ITEM, ring.status == StepOutcome.OPEN
+        is_item, is_open = ring.status == ITEM, ring.status == OPEN
         if int(is_open.sum()) != counters.unripe or int((is_item | is_open).sum()) != counters.resident:
             return f"the ring holds {is_item.sum()} items and {is_open.sum()} open windows, not what {counters} says"
         if (ring.bootstrap_key <= ring.keys(slots))[is_item].any():
@@ -343,7 +355,8 @@ class ItemStore:
 def _stored_flags(chunk: Chunk, taken_out: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
     """The flags column <uint8>[T * B] of a chunk: enough to make its items again from the ring alone."""
     flags = chunk.flags & np.uint8(VALID | TERMINATED | TRUNCATED)
-    flags[:, taken_out] |= TAKEN_OUT
+    if taken_out.any():
+        flags[:, taken_out] |= TAKEN_OUT
     flat = flags.reshape(-1)
     flat[chunk.final.step] |= HAS_FINAL
     return flat

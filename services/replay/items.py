@@ -20,6 +20,10 @@ class StepOutcome(enum.IntEnum):
     LOST = 3  # nobody saw its successor, and nobody ever will
 
 
+# The same as numpy's own numbers: a comparison of a column with a member of an enum takes several times as long.
+NO_STEP, OPEN, ITEM, LOST = (np.uint8(outcome) for outcome in StepOutcome)
+
+
 @dataclass(frozen=True)
 class Timeline:
     """Rows of B lanes in the order of time, the oldest first; a lane's rows end at the last position or are absent.
@@ -50,6 +54,7 @@ class Windows:
 class _Links:
     """How each row leads on to the next; of known, gone and neither, exactly one holds for a step."""
 
+    valid: npt.NDArray[np.bool_]  # the row is a step
     known: npt.NDArray[np.bool_]  # the observation that the step led to has a row
     gone: npt.NDArray[np.bool_]  # it has none, and never will; neither: it may still come
     key: npt.NDArray[np.int64]  # that row, where known
@@ -73,13 +78,14 @@ def _links(timeline: Timeline) -> _Links:
     next_exists, next_valid = _ahead(timeline.exists), _ahead(valid)
     # Inside an episode the next row must be a step. After its end the next row is the true final observation only if
     # it is no step (next_step auto-reset); where the task terminated, no value is taken there and any row will do.
-    leads_on = np.where(ended, terminated | ~next_valid, next_valid)
-    known = has_final | (next_exists & ~timeline.severed & leads_on)
+    leads_on = terminated | (ended ^ next_valid)
+    known = has_final | (next_exists & leads_on & ~timeline.severed)
     next_key = np.full_like(timeline.key, -1)
     next_key[:-1] = timeline.key[1:]
     return _Links(
+        valid=valid,
         known=known,
-        gone=~known & (next_exists | timeline.severed),
+        gone=(next_exists | timeline.severed) & ~known,
         key=np.where(has_final, timeline.final_key, next_key),
         stop=has_final | ended,
         terminated=terminated,
@@ -97,30 +103,33 @@ def build_windows(timeline: Timeline, n_step: int, discount: float) -> Windows:
     """
     num_rows = timeline.key.shape[0]
     links = _links(timeline)
-    active = timeline.exists & ((timeline.flags & VALID) != 0)
-    outcome = np.zeros(timeline.key.shape, np.uint8)
+    reward, goes_on = timeline.reward.astype(np.float64), ~links.terminated
+    outcome = np.where(links.valid, OPEN, NO_STEP)
     n_step_return = np.zeros(timeline.key.shape, np.float64)
     item_discount = np.zeros(timeline.key.shape, np.float64)
     bootstrap_key = np.full_like(timeline.key, -1)
+    some_gone = bool(links.gone.any())
+    if some_gone:
+        outcome[links.valid & links.gone] = LOST
+    running = links.valid
     for k in range(min(n_step, num_rows)):
         # Views: position t of the window's start beside position t + k of its k-th step. A window that would reach
         # beyond the last position has ended by then, since the last position never leads on.
         now, here = slice(0, num_rows - k), slice(k, num_rows)
-        running, terminated = active[now], links.terminated[here]
-        known, gone = running & links.known[here], running & links.gone[here]
-        # Terminated with its successor unseen: the return is complete, and the row after the end is never needed.
-        finished_blind = gone & terminated if k > 0 else np.zeros_like(gone)
-        earned = known | finished_blind
-        n_step_return[now] += np.where(earned, discount**k * timeline.reward[here].astype(np.float64), 0.0)
-        complete = known & links.stop[here] if k + 1 < n_step else known
-        cut_short = gone if k > 0 else np.zeros_like(gone)
-        closed = complete | cut_short
-        power = np.where(known, discount ** (k + 1), discount**k)
-        np.copyto(item_discount[now], np.where(terminated & earned, 0.0, power), where=closed)
-        np.copyto(bootstrap_key[now], np.where(known, links.key[here], timeline.key[here]), where=closed)
-        outcome[now][closed] = StepOutcome.ITEM
-        outcome[now][gone & ~closed] = StepOutcome.LOST
-        outcome[now][running & ~known & ~gone] = StepOutcome.OPEN
-        active[now] = known & ~closed
-        active[num_rows - k :] = False
+        running = running[now]
+        known = running & links.known[here]
+        earned = known
+        closed = complete = known & links.stop[here] if k + 1 < n_step else known
+        np.copyto(item_discount[now], discount ** (k + 1), where=complete & goes_on[here])
+        np.copyto(bootstrap_key[now], links.key[here], where=complete)
+        if some_gone and k > 0:
+            cut_short = running & links.gone[here]
+            # Terminated with its successor unseen: the return is complete, and the row after the end is never needed.
+            earned = known | (cut_short & links.terminated[here])
+            closed = complete | cut_short
+            np.copyto(item_discount[now], discount**k, where=cut_short & goes_on[here])
+            np.copyto(bootstrap_key[now], timeline.key[here], where=cut_short)
+        n_step_return[now] += np.where(earned, discount**k * reward[here], 0.0)
+        np.copyto(outcome[now], ITEM, where=closed)
+        running = known & ~complete
     return Windows(outcome, n_step_return, item_discount, bootstrap_key)

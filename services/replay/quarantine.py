@@ -32,6 +32,9 @@ def non_finite_lanes(chunk: Chunk) -> npt.NDArray[np.bool_]:
 
     Reward and action of a row that is no step are junk by contract and are not looked at.
     """
+    columns = [chunk.action, chunk.reward, *chunk.observation.values(), *chunk.final.observation.values()]
+    if all(column.dtype.kind != "f" or np.isfinite(column).all() for column in columns):
+        return np.zeros(chunk.num_lanes, np.bool_)
     bad = _bad_rows(chunk.action, 2) | _bad_rows(chunk.reward, 2)
     bad &= (chunk.flags & VALID) != 0
     for column in chunk.observation.values():
@@ -48,10 +51,10 @@ def without_lanes(chunk: Chunk, lanes: npt.NDArray[np.bool_]) -> Chunk:
     The rows of `lanes` <bool>[B] become zero and are no steps, their final observations go, and so do action and
     reward of rows that are no steps. Columns that need no change are shared with `chunk`.
     """
+    if chunk.num_valid == chunk.flags.size and not lanes.any():
+        return chunk
     flags = np.where(lanes, np.uint8(0), chunk.flags)
     no_step = (flags & VALID) == 0
-    if not no_step.any():
-        return chunk
     observation = chunk.observation
     final = chunk.final
     if lanes.any():

@@ -71,6 +71,10 @@ class Ring:
         self.priority: npt.NDArray[np.float64] = column("priority")  # raw p; 0 where there is no item
         self.times_sampled: npt.NDArray[np.int32] = column("times_sampled")
 
+        self._columns: Dict[str, npt.NDArray[Any]] = {
+            **{f"observation.{name}": rows for name, rows in self.observation.items()},
+            **{name: getattr(self, name) for name in specs if "." not in name},
+        }
         # Read-only views: the checksum takes nothing else, and copies nothing.
         self._facts = [self.column(spec.name).view() for spec in fact_columns(schema)]
         for view in self._facts:
@@ -78,9 +82,7 @@ class Ring:
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """A whole column by its name in the layout: "reward", "observation.policy"."""
-        prefix, _, tensor = name.partition(".")
-        column: npt.NDArray[Any] = self.observation[tensor] if prefix == "observation" else getattr(self, name)
-        return column
+        return self._columns[name]
 
     @property
     def oldest_key(self) -> int:
@@ -94,7 +96,7 @@ class Ring:
 
     def slots(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Slots of `keys`, same shape."""
-        return keys % self.capacity
+        return keys - keys // self.capacity * self.capacity  # numpy divides by one number much faster than it takes %
 
     def keys(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Keys of the rows that occupy `slots`; negative where a slot was never used."""
@@ -126,11 +128,11 @@ class Ring:
         return first_key
 
     def write(self, first_key: int, columns: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Write rows [M, ...] of named columns ("reward", "observation.policy", ...) from `first_key` on."""
-        for name, rows in columns.items():
-            column = self.column(name)
-            for slots, index in self.segments(first_key, len(rows)):
-                column[slots] = rows[index]
+        """Write rows [M, ...] of named columns ("reward", "observation.policy", ...), M alike, from `first_key` on."""
+        num_rows = len(next(iter(columns.values())))
+        for slots, index in self.segments(first_key, num_rows):
+            for name, rows in columns.items():
+                self._columns[name][slots] = rows[index]
 
     def commit(self) -> None:
         """Say that all rows reserved so far are written."""

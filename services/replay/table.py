@@ -241,10 +241,11 @@ class Table:
         group = self._admission.group_of(record, chunk)
         follows_gap = chunk.first_step != group.next_step
         stock_before = self.store.stock()
-        quarantined_steps = chunk.num_valid - clean.num_valid
+        num_valid = clean.num_valid
+        quarantined_steps = chunk.num_valid - num_valid
 
         def write_down(first_key: int) -> None:
-            self._limiter.insert(clean.num_valid, stock_before, self.store.stock())
+            self._limiter.insert(num_valid, stock_before, self.store.stock())
             self._journal.inserted(record, chunk, first_key, quarantined_steps)
 
         if chunk.num_steps > 0:

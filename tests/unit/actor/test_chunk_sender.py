@@ -35,6 +35,7 @@ class Replay(ReplayServicer):
             incarnation=incarnation,
             make_table=lambda schema: Table(whole, schema, clock=time.monotonic),
             log=FakeLog(),
+            fail=pytest.fail,
         )
         self.requests: List[Any] = []
         self.statuses: List[int] = []
