@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from typing_extensions import Self
@@ -27,6 +28,10 @@ from services.learner.parameter_service import ParameterServicer, Readers, Statu
 from services.learner.parameter_store import ParameterStore, VersionReservation
 from services.learner.replay_client import ReplayClient
 from shoal.v1 import experience_pb2, parameters_pb2, parameters_pb2_grpc
+
+if TYPE_CHECKING:
+    from services.agent.algorithm import Learner
+    from services.learner.monitor import Monitor
 
 
 class Chief:
@@ -115,8 +120,6 @@ class Chief:
         schema = self._replay.wait_for_schema()
         learner = self._make_learner(schema)
 
-        from services.learner.checkpointer import Checkpointer
-        from services.learner.loop import train
         from services.learner.monitor import Monitor
 
         monitor = Monitor(
@@ -131,6 +134,12 @@ class Chief:
             queue_depth=lambda: self._replay.depth,
             max_updates=self._config.learner.max_updates,
         )
+        with contextlib.closing(monitor):
+            self._train(learner, schema, monitor)
+
+    def _train(self, learner: Learner, schema: Schema, monitor: Monitor) -> None:
+        from services.learner.checkpointer import Checkpointer
+        from services.learner.loop import train
 
         def publish() -> None:
             self._store.publish(learner.acting_parameters(), learner.updates)
@@ -177,7 +186,6 @@ class Chief:
         checkpointer.finish()
         monitor.show(learner.updates)
         self._folder.save_progress(self._status.progress)
-        monitor.close()
 
     def say_farewell(self) -> None:
         """Tell actors and evaluator that training is finished, and wait until they know."""
@@ -200,7 +208,7 @@ class Chief:
         newest = self._store.newest
         return newest.version if newest else 0
 
-    def _make_learner(self, schema: Schema) -> Any:
+    def _make_learner(self, schema: Schema) -> Learner:
         from services.agent.registry import learner_class  # torch takes seconds to import: not before it is needed
 
         config, resumed = self._config, self._resumed
@@ -209,7 +217,7 @@ class Chief:
                 f"the checkpoint in {str(self._folder.path)!r} does not fit the actors' environment: "
                 f"{resumed.schema.difference(schema)}; choose another run.name, or the environment of that run"
             )
-        learner = learner_class(config.algorithm.name)(
+        learner: Learner = learner_class(config.algorithm.name)(
             schema,
             config.algorithm_settings,
             seed=config.run.seed,
