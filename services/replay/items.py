@@ -62,34 +62,25 @@ class _Links:
     terminated: npt.NDArray[np.bool_]
 
 
-def _ahead(column: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """The value one position later in time; False after the last."""
-    shifted = np.zeros_like(column)
-    shifted[:-1] = column[1:]
-    return shifted
-
-
 def _links(timeline: Timeline) -> _Links:
     flags = timeline.flags
     valid = timeline.exists & ((flags & VALID) != 0)
     terminated = (flags & TERMINATED) != 0
     ended = (flags & (TERMINATED | TRUNCATED)) != 0
     has_final = timeline.final_key >= 0
-    next_exists, next_valid = _ahead(timeline.exists), _ahead(valid)
+    # Views: a row, where one comes behind it, beside that one.
+    row, follower = slice(None, -1), slice(1, None)
     # Inside an episode the next row must be a step. After its end the next row is the true final observation only if
     # it is no step (next_step auto-reset); where the task terminated, no value is taken there and any row will do.
-    leads_on = terminated | (ended ^ next_valid)
-    known = has_final | (next_exists & leads_on & ~timeline.severed)
-    next_key = np.full_like(timeline.key, -1)
-    next_key[:-1] = timeline.key[1:]
-    return _Links(
-        valid=valid,
-        known=known,
-        gone=(next_exists | timeline.severed) & ~known,
-        key=np.where(has_final, timeline.final_key, next_key),
-        stop=has_final | ended,
-        terminated=terminated,
-    )
+    leads_on = terminated[row] | (ended[row] ^ valid[follower])
+    known = has_final.copy()
+    known[row] |= timeline.exists[follower] & leads_on & ~timeline.severed[row]
+    gone = timeline.severed.copy()
+    gone[row] |= timeline.exists[follower]
+    gone &= ~known
+    key = timeline.final_key.copy()
+    np.copyto(key[row], timeline.key[follower], where=~has_final[row])
+    return _Links(valid=valid, known=known, gone=gone, key=key, stop=has_final | ended, terminated=terminated)
 
 
 def build_windows(timeline: Timeline, n_step: int, discount: float) -> Windows:
