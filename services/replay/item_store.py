@@ -161,7 +161,7 @@ class ItemStore:
             self.sampler.forget(items)
             self.ring.times_sampled[slots] = 0
             gone.append(items)
-        return np.concatenate(gone) if gone else np.zeros(0, np.int64)
+        return gone[0] if len(gone) == 1 else np.concatenate([np.zeros(0, np.int64), *gone])
 
     def _write(self, first_key: int, chunk: Chunk, intake: Intake) -> None:
         """Write the columns that come from the actor: T x B steps, then the final observations."""
@@ -281,7 +281,7 @@ class ItemStore:
         bootstrap_key: Keys,
     ) -> npt.NDArray[np.float64]:
         """First p from the actor's own critics, |R + discount * value - q_taken|; without them the largest resident."""
-        value = self.ring.value[self.ring.slots(bootstrap_key)].astype(np.float64)
+        value = np.take(self.ring.value, self.ring.slots(bootstrap_key)).astype(np.float64)
         # A terminated end takes no value, and 0 * NaN is NaN.
         future = np.where(discount > 0.0, discount * value, 0.0)
         delta = n_step_return + future - self.ring.q_taken[slots]
