@@ -15,7 +15,7 @@ from services.common.log import Log
 from services.common.peer import Peer
 from services.common.rpc import Caller, Refused, Stopped, Unavailable, call_once
 from services.common.schema import Schema
-from shoal.v1 import replay_pb2, replay_pb2_grpc
+from shoal.v1 import experience_pb2, replay_pb2, replay_pb2_grpc
 
 INSERT_WAIT_S = 2.0  # how long the replay may hold an Insert before it answers BLOCKED
 CALL_MARGIN_S = 3.0  # a stop must not wait longer for a replay that is frozen
@@ -31,8 +31,8 @@ class _Queued:
     since: float
 
     @classmethod
-    def of(cls, chunk: Chunk) -> _Queued:
-        request = replay_pb2.InsertRequest()
+    def of(cls, chunk: Chunk, peer: experience_pb2.Peer) -> _Queued:
+        request = replay_pb2.InsertRequest(peer=peer)
         fill_chunk(request.chunk, chunk)
         return cls(request, chunk.num_valid, 0.0)
 
@@ -66,7 +66,7 @@ class ChunkSender:
         """
         self._caller = Caller("replay", address, stopping, log)
         self._stub = replay_pb2_grpc.ReplayServiceStub(self._caller.channel)
-        self._peer = peer
+        self._peer = peer.to_proto(schema.digest)
         self._schema = schema
         self._send_schema = True
         self._buffer_chunks = buffer_chunks
@@ -107,7 +107,7 @@ class ChunkSender:
         Raises:
             SchemaError: a column's dtype does not travel.
         """
-        queued = _Queued.of(chunk)  # here and not at the send: the chunk before it is on its way meanwhile
+        queued = _Queued.of(chunk, self._peer)  # here and not at the send: the chunk before it is on its way meanwhile
         with self._changed:
             self._produced += queued.num_valid
             while len(self._queue) >= self._buffer_chunks and not self._ended:
@@ -224,7 +224,6 @@ class ChunkSender:
 
     def _request(self, queued: _Queued, max_wait_s: float) -> replay_pb2.InsertRequest:
         request = queued.request
-        request.peer.CopyFrom(self._peer.to_proto(self._schema.digest))
         request.ClearField("schema")
         if self._send_schema:
             request.schema.CopyFrom(encode_schema(self._schema))

@@ -146,7 +146,7 @@ class Chunk:
             raise SchemaError("final.step must be strictly increasing indices of this chunk's steps")
         flags = self.flags.reshape(-1)[step]
         ended = (flags & (TERMINATED | TRUNCATED)) != 0
-        if ((flags & VALID) == 0).any() or (ended == self.final.cut).any():
+        if not (flags & VALID).all() or (ended == self.final.cut).any():
             raise SchemaError(
                 "final observations must follow a valid step that ended, or be marked as cut where it did not"
             )

@@ -155,8 +155,9 @@ def fill_counters(message: experience_pb2.ActorCounters, counters: ActorCounters
     """Write an actor's counters over those of `message`."""
     message.produced_steps = counters.produced_steps
     message.buffered_steps = counters.buffered_steps
-    message.dropped_steps.clear()
-    message.dropped_steps.update(counters.dropped_steps)
+    message.ClearField("dropped_steps")
+    for reason, steps in counters.dropped_steps.items():
+        message.dropped_steps[reason] = steps
 
 
 def decode_chunk(message: experience_pb2.Chunk) -> Chunk:
@@ -203,7 +204,7 @@ def chunk_checksum(message: experience_pb2.Chunk) -> int:
     return _ChunkBytes.of_message(message).checksum()
 
 
-@dataclass(frozen=True)
+@dataclass
 class _ChunkBytes:
     """The bytes of a chunk's columns, each made once: every access of a message's field copies it."""
 

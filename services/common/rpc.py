@@ -108,6 +108,7 @@ class Caller:
         self._peer = f"{peer_name} at {address}"
         self._stopping = stopping
         self._log = log
+        self._rng = random.Random()  # once: it takes its seed from the system, which no call should wait for
 
     def call(self, method: Callable[..., Response], request: Any, *, timeout_s: float) -> Response:
         """Repeat `request` until it is answered.
@@ -116,7 +117,7 @@ class Caller:
             Refused: as `call_once`.
             Stopped: the process is to end.
         """
-        backoff = Backoff(random.Random())
+        backoff = Backoff(self._rng)
         since = time.monotonic()
         while not self._stopping.is_set():
             try:

@@ -125,7 +125,7 @@ class ItemStore:
         Returns:
             The group's new `lane_open_keys`.
         """
-        shape, num_rows, num_final, num_valid = chunk.flags.shape, chunk.flags.size, len(chunk.final), chunk.num_valid
+        num_rows, num_final, num_valid = chunk.flags.size, len(chunk.final), chunk.num_valid
         first_key = self.ring.reserve(num_rows + num_final)
         evicted = self._evict(first_key, num_rows + num_final)
         self._write(first_key, chunk, intake)
@@ -133,17 +133,7 @@ class ItemStore:
         self.counters.quarantined += intake.quarantined_steps
         self.counters.resident += num_valid
         self.counters.unripe += num_valid
-        final_key = np.full(num_rows, -1, np.int64)
-        final_key[chunk.final.step] = np.arange(first_key + num_rows, first_key + num_rows + num_final)
-        past = self._past(lane_open_keys, intake.quarantined | intake.follows_gap)
-        timeline = Timeline(
-            key=np.concatenate((past.key, np.arange(first_key, first_key + num_rows).reshape(shape))),
-            exists=np.concatenate((past.exists, np.broadcast_to(~intake.quarantined, shape))),
-            reward=np.concatenate((past.reward, chunk.reward)),
-            flags=np.concatenate((past.flags, chunk.flags)),
-            final_key=np.concatenate((past.final_key, final_key.reshape(shape))),
-            severed=np.concatenate((past.severed, np.zeros(shape, np.bool_))),
-        )
+        timeline = self._timeline(first_key, chunk, lane_open_keys, intake)
         open_keys = self._settle(timeline, evicted)
         record(first_key)
         self.ring.commit()
@@ -171,7 +161,7 @@ class ItemStore:
             self.sampler.forget(items)
             self.ring.times_sampled[slots] = 0
             gone.append(items)
-        return np.concatenate(gone) if gone else np.zeros(0, np.int64)
+        return gone[0] if len(gone) == 1 else np.concatenate([np.zeros(0, np.int64), *gone])
 
     def _write(self, first_key: int, chunk: Chunk, intake: Intake) -> None:
         """Write the columns that come from the actor: T x B steps, then the final observations."""
@@ -187,17 +177,42 @@ class ItemStore:
         steps["q_taken"] = chunk.q_taken.reshape(-1)
         steps["value"] = chunk.value.reshape(-1)
         self.ring.write(first_key, steps)
-        finals = {f"observation.{name}": column for name, column in chunk.final.observation.items()}
-        finals["action"] = np.zeros((num_final, *chunk.action.shape[2:]), chunk.action.dtype)
-        finals["reward"] = np.zeros(num_final, np.float32)
-        finals["flags"] = np.zeros(num_final, np.uint8)
-        finals["policy_version"] = chunk.policy_version[chunk.final.step // max(1, num_lanes)]
-        finals["q_taken"] = np.full(num_final, np.nan, np.float32)
-        finals["value"] = chunk.final.value
-        self.ring.write(first_key + num_rows, finals)
-        for slots, _ in self.ring.segments(first_key, num_rows + num_final):
-            self.ring.inserted_s[slots] = intake.now_s
-            self.ring.actor[slots] = intake.actor
+        ring = self.ring
+        versions = chunk.policy_version[chunk.final.step // max(1, num_lanes)]
+        for slots, index in ring.segments(first_key + num_rows, num_final):
+            for name, column in chunk.final.observation.items():
+                ring.observation[name][slots] = column[index]
+            ring.action[slots] = 0
+            ring.reward[slots] = 0.0
+            ring.flags[slots] = 0
+            ring.policy_version[slots] = versions[index]
+            ring.q_taken[slots] = np.nan
+            ring.value[slots] = chunk.final.value[index]
+        for slots, _ in ring.segments(first_key, num_rows + num_final):
+            ring.inserted_s[slots] = intake.now_s
+            ring.actor[slots] = intake.actor
+
+    def _timeline(self, first_key: int, chunk: Chunk, lane_open_keys: Keys, intake: Intake) -> Timeline:
+        """The rows whose windows are open, and behind them those of the chunk at `first_key`."""
+        past = self._past(lane_open_keys, intake.quarantined | intake.follows_gap)
+        num_past, num_rows = past.key.shape[0], chunk.flags.size
+        shape = (num_past + chunk.num_steps, chunk.num_lanes)
+        behind = first_key + num_rows
+        exists = np.empty(shape, np.bool_)
+        exists[:num_past] = past.exists
+        exists[num_past:] = ~intake.quarantined
+        severed = np.zeros(shape, np.bool_)
+        severed[:num_past] = past.severed
+        final_key = np.full(shape, -1, np.int64)
+        final_key.reshape(-1)[past.key.size + chunk.final.step] = np.arange(behind, behind + len(chunk.final))
+        return Timeline(
+            key=np.concatenate((past.key, np.arange(first_key, behind).reshape(chunk.flags.shape))),
+            exists=exists,
+            reward=np.concatenate((past.reward, chunk.reward)),
+            flags=np.concatenate((past.flags, chunk.flags)),
+            final_key=final_key,
+            severed=severed,
+        )
 
     def _past(self, lane_open_keys: Keys, severed: npt.NDArray[np.bool_]) -> Timeline:
         """The timeline of the rows whose windows are open, without those that the ring has overwritten."""
@@ -266,14 +281,15 @@ class ItemStore:
         bootstrap_key: Keys,
     ) -> npt.NDArray[np.float64]:
         """First p from the actor's own critics, |R + discount * value - q_taken|; without them the largest resident."""
-        value = self.ring.value[self.ring.slots(bootstrap_key)].astype(np.float64)
+        value = np.take(self.ring.value, self.ring.slots(bootstrap_key)).astype(np.float64)
         # A terminated end takes no value, and 0 * NaN is NaN.
         future = np.where(discount > 0.0, discount * value, 0.0)
         delta = n_step_return + future - self.ring.q_taken[slots]
         known = np.isfinite(delta)
+        if known.all():
+            return priority_of(delta)[0]
         p, _ = priority_of(np.where(known, delta, 0.0))
-        if not known.all():
-            p[~known] = self.sampler.largest_priority()
+        p[~known] = self.sampler.largest_priority()
         return p
 
     def adopt_items(self) -> None:

@@ -62,34 +62,25 @@ class _Links:
     terminated: npt.NDArray[np.bool_]
 
 
-def _ahead(column: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """The value one position later in time; False after the last."""
-    shifted = np.zeros_like(column)
-    shifted[:-1] = column[1:]
-    return shifted
-
-
 def _links(timeline: Timeline) -> _Links:
     flags = timeline.flags
     valid = timeline.exists & ((flags & VALID) != 0)
     terminated = (flags & TERMINATED) != 0
     ended = (flags & (TERMINATED | TRUNCATED)) != 0
     has_final = timeline.final_key >= 0
-    next_exists, next_valid = _ahead(timeline.exists), _ahead(valid)
+    # Views: a row, where one comes behind it, beside that one.
+    row, follower = slice(None, -1), slice(1, None)
     # Inside an episode the next row must be a step. After its end the next row is the true final observation only if
     # it is no step (next_step auto-reset); where the task terminated, no value is taken there and any row will do.
-    leads_on = terminated | (ended ^ next_valid)
-    known = has_final | (next_exists & leads_on & ~timeline.severed)
-    next_key = np.full_like(timeline.key, -1)
-    next_key[:-1] = timeline.key[1:]
-    return _Links(
-        valid=valid,
-        known=known,
-        gone=(next_exists | timeline.severed) & ~known,
-        key=np.where(has_final, timeline.final_key, next_key),
-        stop=has_final | ended,
-        terminated=terminated,
-    )
+    leads_on = terminated[row] | (ended[row] ^ valid[follower])
+    known = has_final.copy()
+    known[row] |= timeline.exists[follower] & leads_on & ~timeline.severed[row]
+    gone = timeline.severed.copy()
+    gone[row] |= timeline.exists[follower]
+    gone &= ~known
+    key = timeline.final_key.copy()
+    np.copyto(key[row], timeline.key[follower], where=~has_final[row])
+    return _Links(valid=valid, known=known, gone=gone, key=key, stop=has_final | ended, terminated=terminated)
 
 
 def build_windows(timeline: Timeline, n_step: int, discount: float) -> Windows:
@@ -103,7 +94,7 @@ def build_windows(timeline: Timeline, n_step: int, discount: float) -> Windows:
     """
     num_rows = timeline.key.shape[0]
     links = _links(timeline)
-    reward, goes_on = timeline.reward.astype(np.float64), ~links.terminated
+    reward, takes_value = timeline.reward.astype(np.float64), ~links.terminated
     outcome = np.where(links.valid, OPEN, NO_STEP)
     n_step_return = np.zeros(timeline.key.shape, np.float64)
     item_discount = np.zeros(timeline.key.shape, np.float64)
@@ -116,20 +107,21 @@ def build_windows(timeline: Timeline, n_step: int, discount: float) -> Windows:
         # Views: position t of the window's start beside position t + k of its k-th step. A window that would reach
         # beyond the last position has ended by then, since the last position never leads on.
         now, here = slice(0, num_rows - k), slice(k, num_rows)
-        running = running[now]
-        known = running & links.known[here]
+        active = running[now]
+        known = active & links.known[here]
+        complete = known
+        if k + 1 < n_step:
+            complete = known & links.stop[here]
+            running = known ^ complete
         earned = known
-        closed = complete = known & links.stop[here] if k + 1 < n_step else known
-        np.copyto(item_discount[now], discount ** (k + 1), where=complete & goes_on[here])
+        np.copyto(item_discount[now], discount ** (k + 1), where=complete & takes_value[here])
         np.copyto(bootstrap_key[now], links.key[here], where=complete)
         if some_gone and k > 0:
-            cut_short = running & links.gone[here]
+            cut_short = active & links.gone[here]
             # Terminated with its successor unseen: the return is complete, and the row after the end is never needed.
             earned = known | (cut_short & links.terminated[here])
-            closed = complete | cut_short
-            np.copyto(item_discount[now], discount**k, where=cut_short & goes_on[here])
+            np.copyto(item_discount[now], discount**k, where=cut_short & takes_value[here])
             np.copyto(bootstrap_key[now], timeline.key[here], where=cut_short)
         n_step_return[now] += np.where(earned, discount**k * reward[here], 0.0)
-        np.copyto(outcome[now], ITEM, where=closed)
-        running = known & ~complete
+    np.copyto(outcome, ITEM, where=bootstrap_key >= 0)  # each window that closed has one
     return Windows(outcome, n_step_return, item_discount, bootstrap_key)

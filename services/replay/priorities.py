@@ -41,7 +41,7 @@ def priority_of(td_error: npt.NDArray[np.float64]) -> Tuple[npt.NDArray[np.float
         td_error: <float64>[N], finite.
     """
     raw = np.abs(td_error) + EPSILON
-    p = np.clip(raw, MIN_PRIORITY, MAX_PRIORITY)
+    p = np.minimum(np.maximum(raw, MIN_PRIORITY), MAX_PRIORITY)
     return p, p != raw
 
 

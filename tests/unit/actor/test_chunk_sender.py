@@ -35,7 +35,7 @@ class Replay(ReplayServicer):
             incarnation=incarnation,
             make_table=lambda schema: Table(whole, schema, clock=time.monotonic),
             log=FakeLog(),
-            fail=pytest.fail,
+            fail=lambda error: pytest.fail(str(error)),
         )
         self.requests: List[Any] = []
         self.statuses: List[int] = []
@@ -116,6 +116,23 @@ def test_chunks_arrive_in_order_whole_and_numbered(
     assert replay.steps().acknowledged == sender.acknowledged_steps == 5 * STEPS
     assert sender.dropped_steps == {}
     assert versions == [0] * 6
+
+
+def test_a_chunk_is_packed_when_it_is_put_and_counted_when_it_is_sent(
+    make_sender: Any, replay: Replay, serve: Serve, lifecycle: Lifecycle
+) -> None:
+    sender = make_sender(serve(ADD, replay))
+    chunks = [_chunk(0), _chunk(1)]
+    for chunk in chunks:
+        sender.put(chunk)
+        chunk.reward[:] = 7.0  # whoever put it may use its arrays again
+    lifecycle.spawn("sender", sender.run)
+    _finish(sender, lifecycle)
+    applied = [r for r, status in zip(replay.requests, replay.statuses) if status == replay_pb2.INSERT_STATUS_APPLIED]
+    assert all(same(decode_chunk(request.chunk), _chunk(i)) for i, request in enumerate(applied))
+    assert [request.chunk.sequence for request in applied] == [0, 1]
+    counters = [request.chunk.counters for request in applied]
+    assert [(c.produced_steps, c.buffered_steps) for c in counters] == [(2 * STEPS, STEPS), (2 * STEPS, 0)]
 
 
 def test_the_chiefs_version_comes_with_the_answers(
