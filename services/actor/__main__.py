@@ -98,7 +98,10 @@ def run(config: RunConfig, lifecycle: Lifecycle, log: Log) -> None:
         parameters.close()
         metrics.stop()
         env.close()
-        log.info("steps", acknowledged=sender.acknowledged_steps, dropped=sum(sender.dropped_steps.values()))
+        dropped = sender.dropped_steps
+        if dropped.get("stopped"):
+            log.info("steps are dropped at the stop", steps=dropped["stopped"])
+        log.info("steps", acknowledged=sender.acknowledged_steps, dropped=sum(dropped.values()))
 
 
 def _name(settings: ActorSection) -> str:

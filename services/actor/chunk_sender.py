@@ -218,9 +218,6 @@ class ChunkSender:
         self._ended = True
         while self._queue:
             self._drop(self._queue.popleft(), "stopped")
-        steps = self._dropped.get("stopped", 0)
-        if steps:
-            self._log.info("steps are dropped at the stop", steps=steps)
 
     def _request(self, queued: _Queued, max_wait_s: float) -> replay_pb2.InsertRequest:
         request = queued.request
