@@ -298,6 +298,7 @@ class Sampler:
         is_item = self._ring.status == StepOutcome.ITEM
         if self._freshness:
             newest = self._updates[is_item]
+            self._updates[~is_item] = 0.0  # rows that left may have been newer than there is room for now
             self._freshness.restart(float(newest.max()) if len(newest) > 0 else 0.0)
         self._set(slots, np.where(is_item, self._part(slots), 0.0))
 
