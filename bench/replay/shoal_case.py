@@ -24,8 +24,7 @@ from services.learner.importance import importance_weights
 from services.learner.replay_client import DrawnBatch, ReplayClient
 from shoal.v1 import experience_pb2
 
-# Four small batches share the cost of a call; four of images would be a message of 115 MB, which is slower than four.
-BATCHES_PER_SAMPLE = {"small": 4, "large": 1}
+BATCHES_PER_SAMPLE = 4  # that share the cost of a call; of images the client asks for fewer
 SAMPLES_IN_FLIGHT = 2
 BUFFER_CHUNKS = 4
 FILL_CHUNK = {"small": 8192, "large": 512}
@@ -82,7 +81,7 @@ class ShoalCase:
     def open(self, load: Workload) -> Dict[str, Any]:
         self._load, self._schema = load, schema_of(load)
         self._lifecycle = Lifecycle()
-        self._server = ShoalServer(load, batches_per_sample=BATCHES_PER_SAMPLE[load.name], flags=self.server_flags)
+        self._server = ShoalServer(load, batches_per_sample=BATCHES_PER_SAMPLE, flags=self.server_flags)
         self._inserters: Dict[int, Inserter] = {}
         self._clients: Dict[int, ReplayClient] = {}
         self._td_error = np.random.default_rng(2).random(4096, np.float32)
@@ -106,7 +105,7 @@ class ShoalCase:
 
     def sample(self, batch: int, count: int, variant: str) -> Timing:  # noqa: ARG002
         client = self._client(batch)
-        for _ in range(4 * BATCHES_PER_SAMPLE[self._load.name]):  # what was drawn ahead between the rounds is used up
+        for _ in range(4 * BATCHES_PER_SAMPLE):  # what was drawn ahead between the rounds is used up
             self._draw(client)
         began = time.perf_counter()
         for _ in range(count):
@@ -128,7 +127,7 @@ class ShoalCase:
             self._server.address,
             peer=Peer(RUN_ID, experience_pb2.ROLE_LEARNER, f"learner-of-{batch}"),
             batch_size=batch,
-            batches_per_sample=BATCHES_PER_SAMPLE[self._load.name],
+            batches_per_sample=BATCHES_PER_SAMPLE,
             samples_in_flight=SAMPLES_IN_FLIGHT,
             transport=self.transport,
             rng=np.random.default_rng(0),
