@@ -334,9 +334,10 @@ def occurrence(values: Ints) -> Ints:
     """How often each value came up to and with its place, <int64>[N]: 1 for the first."""
     order = stable_order(values)
     ordered = values[order]
-    again = np.flatnonzero(ordered[1:] == ordered[:-1]) + 1  # few, as a rule
-    place = np.arange(len(again))
-    begins = np.where(np.diff(again, prepend=-1) != 1, place, 0)
     count = np.ones(len(values), np.int64)
-    count[order[again]] = place - np.maximum.accumulate(begins) + 2
+    again = np.flatnonzero(ordered[1:] == ordered[:-1]) + 1  # few, as a rule
+    if len(again) > 0:
+        place = np.arange(len(again))
+        begins = np.where(np.diff(again, prepend=-1) != 1, place, 0)
+        count[order[again]] = place - np.maximum.accumulate(begins) + 2
     return count

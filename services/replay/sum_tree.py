@@ -102,7 +102,7 @@ class SumTree:
         ends = np.cumsum(self._nodes[1 << level : 2 << level])
         node = np.searchsorted(ends, mass, side="right")
         np.minimum(node, np.searchsorted(ends, ends[-1]), out=node)  # rounding may put a mass behind the last end
-        rest = np.where(node > 0, mass - ends[node - 1], mass)
+        rest = mass - np.concatenate(([0.0], ends)).take(node)
         node += 1 << level
         left, to_right = np.empty(mass.shape, np.float64), np.empty(mass.shape, np.bool_)
         for _ in range(self._depth - level):
