@@ -24,9 +24,6 @@ from services.learner.importance import importance_weights
 from services.learner.replay_client import DrawnBatch, ReplayClient
 from shoal.v1 import experience_pb2
 
-# Four small batches share the cost of a call; four of images would be a message of 115 MB, which is slower than four.
-BATCHES_PER_SAMPLE = {"small": 4, "large": 1}
-SAMPLES_IN_FLIGHT = 2
 BUFFER_CHUNKS = 4
 FILL_CHUNK = {"small": 8192, "large": 512}
 
@@ -71,9 +68,11 @@ class Inserter:
 
 
 class ShoalCase:
-    """`transport` and `server_flags` are what a case with another way to draw overrides."""
+    """The attributes and `server_flags` are what a case with another way to draw overrides."""
 
     transport = "grpc"
+    batches_per_sample = 4  # that share the cost of a call; of images the client asks for fewer
+    samples_in_flight = 2
 
     @property
     def server_flags(self) -> Tuple[str, ...]:
@@ -82,7 +81,7 @@ class ShoalCase:
     def open(self, load: Workload) -> Dict[str, Any]:
         self._load, self._schema = load, schema_of(load)
         self._lifecycle = Lifecycle()
-        self._server = ShoalServer(load, batches_per_sample=BATCHES_PER_SAMPLE[load.name], flags=self.server_flags)
+        self._server = ShoalServer(load, batches_per_sample=self.batches_per_sample, flags=self.server_flags)
         self._inserters: Dict[int, Inserter] = {}
         self._clients: Dict[int, ReplayClient] = {}
         self._td_error = np.random.default_rng(2).random(4096, np.float32)
@@ -106,7 +105,7 @@ class ShoalCase:
 
     def sample(self, batch: int, count: int, variant: str) -> Timing:  # noqa: ARG002
         client = self._client(batch)
-        for _ in range(4 * BATCHES_PER_SAMPLE[self._load.name]):  # what was drawn ahead between the rounds is used up
+        for _ in range(4 * self.batches_per_sample):  # what was drawn ahead between the rounds is used up
             self._draw(client)
         began = time.perf_counter()
         for _ in range(count):
@@ -128,8 +127,8 @@ class ShoalCase:
             self._server.address,
             peer=Peer(RUN_ID, experience_pb2.ROLE_LEARNER, f"learner-of-{batch}"),
             batch_size=batch,
-            batches_per_sample=BATCHES_PER_SAMPLE[self._load.name],
-            samples_in_flight=SAMPLES_IN_FLIGHT,
+            batches_per_sample=self.batches_per_sample,
+            samples_in_flight=self.samples_in_flight,
             transport=self.transport,
             rng=np.random.default_rng(0),
             newest=lambda: (1, 1),

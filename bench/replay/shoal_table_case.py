@@ -14,6 +14,7 @@ from bench.replay.shoal_case import FILL_CHUNK
 from bench.replay.shoal_server import N_STEP
 from bench.replay.workload import IMPORTANCE_EXPONENT, PRIORITY_EXPONENT, Workload
 from services.learner.importance import importance_weights
+from services.replay.sampler import SamplerSettings
 from services.replay.table import Table, TableSettings
 
 
@@ -25,7 +26,7 @@ class ShoalTableCase:
                 capacity=load.capacity,
                 n_step=N_STEP,
                 discount=0.99,
-                priority_exponent=PRIORITY_EXPONENT,
+                sampling=SamplerSettings(priority_exponent=PRIORITY_EXPONENT),
                 samples_per_insert=0.0,
                 error_buffer=0.0,
                 min_size_to_sample=512,

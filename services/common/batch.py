@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,11 @@ class DrawnKeys:
         """The same items as draws of `batch_size`, which divides their number; nothing is copied."""
         return [self._part(slice(at, at + batch_size)) for at in range(0, len(self.keys), batch_size)]
 
-    def _part(self, part: slice) -> DrawnKeys:
+    def at(self, places: npt.NDArray[np.int64]) -> DrawnKeys:
+        """The items at `places` <int64>[M] of these."""
+        return self._part(places)
+
+    def _part(self, part: Union[slice, npt.NDArray[np.int64]]) -> DrawnKeys:
         return DrawnKeys(
             keys=self.keys[part],
             probability=self.probability[part],

@@ -8,7 +8,7 @@ row that names it, so the start's key decides for both. The order of loads and s
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, Optional, Tuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,16 @@ from services.common.ring_layout import (
     read_format,
 )
 
+ALIGNMENT = 64  # bytes, of a column in a block
+# The last one may be known already.
 PLAIN_COLUMNS = ("action", "n_step_return", "discount", "policy_version", "bootstrap_key")
+
+Allocate = Callable[[int], "npt.NDArray[np.uint8]"]
+
+
+def in_fresh_memory(num_bytes: int) -> npt.NDArray[np.uint8]:
+    """A block <uint8>[num_bytes] that holds anything."""
+    return np.empty(num_bytes, np.uint8)
 
 
 class RingReader:
@@ -49,6 +58,10 @@ class RingReader:
         for spec in all_columns(self.format.schema):
             shape = (self.capacity, *spec.shape)
             self._columns[spec.name], _ = map_array(column_file(folder, spec.name), spec.dtype, shape, writable=False)
+        self._gathered = {name: self._columns[name] for name in PLAIN_COLUMNS}  # name in a batch -> column
+        for tensor in self.format.schema.observation:
+            for prefix in ("observation", "next_observation"):
+                self._gathered[f"{prefix}.{tensor.name}"] = self._columns[f"observation.{tensor.name}"]
 
     @property
     def reserved(self) -> int:
@@ -65,13 +78,17 @@ class RingReader:
         return self._columns[name]
 
     def gather(
-        self, keys: npt.NDArray[np.int64], bootstrap_keys: Optional[npt.NDArray[np.int64]] = None
+        self,
+        keys: npt.NDArray[np.int64],
+        bootstrap_keys: Optional[npt.NDArray[np.int64]] = None,
+        allocate: Allocate = in_fresh_memory,
     ) -> Tuple[Dict[str, npt.NDArray[Any]], npt.NDArray[np.bool_]]:
         """Copy the items that start at `keys` <int64>[N].
 
         Args:
             keys: of rows that were committed when they were drawn.
             bootstrap_keys: <int64>[N]; not given: as the rows say.
+            allocate: makes the one block of bytes that holds all columns.
 
         Returns:
             Columns [N, ...] ("observation.NAME", "next_observation.NAME", "action", "n_step_return", "discount",
@@ -79,15 +96,31 @@ class RingReader:
         """
         was_written = keys < self.committed
         slots = keys % self.capacity
-        gathered = {name: np.take(self._columns[name], slots, axis=0) for name in PLAIN_COLUMNS}
+        gathered = self._columns_in_block(len(keys), allocate)
         if bootstrap_keys is not None:
             gathered["bootstrap_key"] = bootstrap_keys
+        for name in PLAIN_COLUMNS if bootstrap_keys is None else PLAIN_COLUMNS[:-1]:
+            # Slots lie in the ring, whatever the keys are. Where numpy has to raise for others, it copies twice.
+            np.take(self._columns[name], slots, axis=0, out=gathered[name], mode="clip")
         next_slots = gathered["bootstrap_key"] % self.capacity
         for spec in self.format.schema.observation:
             column = self._columns[f"observation.{spec.name}"]
-            gathered[f"observation.{spec.name}"] = np.take(column, slots, axis=0)
-            gathered[f"next_observation.{spec.name}"] = np.take(column, next_slots, axis=0)
+            np.take(column, slots, axis=0, out=gathered[f"observation.{spec.name}"], mode="clip")
+            np.take(column, next_slots, axis=0, out=gathered[f"next_observation.{spec.name}"], mode="clip")
         return gathered, was_written & (keys >= max(0, self.reserved - self.capacity))
+
+    def _columns_in_block(self, num_rows: int, allocate: Allocate) -> Dict[str, npt.NDArray[Any]]:
+        """Columns [num_rows, ...] of what `gather` returns, one behind the other in one block; they hold anything."""
+        placed, size = [], 0
+        for name, column in self._gathered.items():
+            placed.append((name, column, size))
+            num_bytes = num_rows * column.itemsize * (column.size // self.capacity)
+            size += -(-num_bytes // ALIGNMENT) * ALIGNMENT
+        block = allocate(size)
+        return {
+            name: np.ndarray((num_rows, *column.shape[1:]), column.dtype, buffer=block, offset=offset)
+            for name, column, offset in placed
+        }
 
 
 def _prove_same_host(folder: Path, nonce: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 from dataclasses import dataclass
 from typing import Callable, List, Optional, Tuple
@@ -18,12 +17,14 @@ from services.common.log import Log
 from services.common.peer import Peer
 from services.common.rpc import Caller, Refused, Stopped, Unavailable, call_once
 from services.common.schema import Schema
+from services.learner.batch_queue import BatchQueue
 from services.learner.ring_rows import RingRows, attach
 from shoal.v1 import replay_pb2, replay_pb2_grpc
 
 SAMPLE_WAIT_S = 2.0  # how long the replay may hold a Sample; the call's deadline is this and a margin
 CALL_MARGIN_S = 3.0  # a stop must not wait longer for a replay that is frozen
 INFO_TIMEOUT_S = 3.0
+MAX_ROW_BYTES = 32 * 1024 * 1024  # of a call's batches: larger messages, and larger blocks of memory, are slower
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class ReplayClient:
             address: of the replay.
             peer: who asks.
             batch_size: items of a batch (N).
-            batches_per_sample: batches asked for in one call (K).
+            batches_per_sample: batches asked for in one call (K), fewer where their rows would be too large for one.
             samples_in_flight: calls under way at once; as many threads.
             transport: "mapped" gathers rows from the ring of a replay on the same host, "grpc" has them sent, "auto"
                 takes the first where it can.
@@ -70,7 +71,7 @@ class ReplayClient:
         self._stub = replay_pb2_grpc.ReplayServiceStub(self._caller.channel)
         self._peer = peer
         self._batch_size = batch_size
-        self._batches_per_sample = batches_per_sample
+        self._batches_per_sample = self._num_batches = batches_per_sample
         self._samples_in_flight = samples_in_flight
         self._transport = transport
         self._ring: Optional[RingRows] = None  # None: rows come over gRPC
@@ -79,7 +80,7 @@ class ReplayClient:
         self._rng = rng
         self._lifecycle = lifecycle
         self._log = log
-        self._queue: queue.Queue[DrawnBatch] = queue.Queue(maxsize=batches_per_sample)
+        self._queue: BatchQueue[DrawnBatch] = BatchQueue(batches_per_sample)
         self._priorities: List[Tuple[int, npt.NDArray[np.int64], npt.NDArray[np.float32]]] = []
         self._lock = threading.Lock()
         self._paused = threading.Event()
@@ -89,12 +90,12 @@ class ReplayClient:
     @property
     def waiting_for(self) -> str:
         """One sentence while there are no batches; empty otherwise."""
-        return self._caller.waiting_for or (self._waiting_for if self._queue.empty() else "")
+        return self._caller.waiting_for or (self._waiting_for if not self.depth else "")
 
     @property
     def depth(self) -> int:
         """Batches that wait to be trained on."""
-        return self._queue.qsize()
+        return len(self._queue)
 
     def wait_for_schema(self) -> Schema:
         """Ask until an actor has introduced itself to the replay.
@@ -140,6 +141,7 @@ class ReplayClient:
             UserError: the ring must be mapped and cannot be.
         """
         self._digest = schema.digest
+        self._num_batches = batches_of_a_call(self._batches_per_sample, self._batch_size, schema)
         self._attach(None)
         for number in range(self._samples_in_flight):
             self._lifecycle.spawn(f"sampler-{number}", self._draw_until_stopped)
@@ -151,10 +153,8 @@ class ReplayClient:
             Stopped: the process is to end.
         """
         while not self._lifecycle.stopping.is_set():
-            try:
-                return self._queue.get(timeout=0.1)
-            except queue.Empty:
-                continue
+            for drawn in self._queue.get(0.1):
+                return drawn
         raise Stopped
 
     def report(self, drawn: DrawnBatch, td_error: npt.NDArray[np.float32]) -> None:
@@ -182,7 +182,7 @@ class ReplayClient:
             version, updates = self._newest()
             request = replay_pb2.SampleRequest(
                 peer=self._peer.to_proto(self._digest),
-                num_batches=self._batches_per_sample,
+                num_batches=self._num_batches,
                 batch_size=self._batch_size,
                 priorities=self._take_priorities(),
                 newest_version=version,
@@ -199,8 +199,7 @@ class ReplayClient:
             except Stopped:
                 return
             self._waiting_for = response.reason
-            for batch in self._rows_of(response, ring):
-                self._put(DrawnBatch(batch, response.table_id))
+            self._put([DrawnBatch(batch, response.table_id) for batch in self._rows_of(response, ring)])
 
     def _rows_of(self, response: replay_pb2.SampleResponse, ring: Optional[RingRows]) -> List[Batch]:
         if not response.batches:
@@ -225,13 +224,9 @@ class ReplayClient:
             else:
                 self._log.info("rows come from the mapped ring")
 
-    def _put(self, drawn: DrawnBatch) -> None:
-        while not (self._lifecycle.stopping.is_set() or self._paused.is_set()):
-            try:
-                self._queue.put(drawn, timeout=0.1)
-            except queue.Full:
-                continue
-            return
+    def _put(self, drawn: List[DrawnBatch]) -> None:
+        while drawn and not (self._lifecycle.stopping.is_set() or self._paused.is_set()):
+            drawn = self._queue.put(drawn, 0.1)
 
     def _take_priorities(self) -> Optional[replay_pb2.PriorityUpdates]:
         with self._lock:
@@ -245,3 +240,9 @@ class ReplayClient:
             keys=np.concatenate([keys for _, keys, _ in alive]).tobytes(),
             td_error=np.concatenate([td_error for _, _, td_error in alive]).astype(np.float64).tobytes(),
         )
+
+
+def batches_of_a_call(wanted: int, batch_size: int, schema: Schema) -> int:
+    """How many batches of `batch_size` items to ask for at once: `wanted`, or as many as MAX_ROW_BYTES hold."""
+    item_bytes = sum(2 * spec.num_bytes for spec in schema.observation)
+    return max(1, min(wanted, MAX_ROW_BYTES // max(1, batch_size * item_bytes)))

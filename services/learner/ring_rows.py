@@ -11,6 +11,7 @@ import numpy as np
 from services.common.batch import Batch, DrawnKeys
 from services.common.errors import UserError
 from services.common.ring_reader import RingReader
+from services.learner.row_memory import RowMemory
 from shoal.v1 import replay_pb2
 
 
@@ -31,6 +32,7 @@ class RingRows:
         self.nonce = nonce
         self.overwritten = 0  # items that were overwritten before their rows were read, ever
         self._reader = RingReader(folder, nonce)
+        self._memory = RowMemory()
         self._rng = rng
 
     def gather(self, drawn: DrawnKeys, num_items: int) -> Optional[Batch]:
@@ -42,21 +44,22 @@ class RingRows:
         Returns:
             As many items as were drawn, or None if none of them is left.
         """
-        rows, intact = self._reader.gather(drawn.keys, drawn.bootstrap_keys)
-        chosen = np.arange(len(intact))
+        rows, intact = self._reader.gather(drawn.keys, drawn.bootstrap_keys, self._memory.take)
         if not intact.all():
             left = np.flatnonzero(intact)
             self.overwritten += len(intact) - len(left)
             if len(left) == 0:
                 return None
+            chosen = np.arange(len(intact))
             chosen[~intact] = self._rng.choice(left, size=len(intact) - len(left))
             rows = {name: column[chosen] for name, column in rows.items()}
+            drawn = drawn.at(chosen)
         observation = {name[12:]: column for name, column in rows.items() if name.startswith("observation.")}
         return Batch(
-            keys=drawn.keys[chosen],
-            probability=drawn.probability[chosen],
-            priority=drawn.priority[chosen],
-            times_sampled=drawn.times_sampled[chosen],
+            keys=drawn.keys,
+            probability=drawn.probability,
+            priority=drawn.priority,
+            times_sampled=drawn.times_sampled,
             observation=observation,
             action=rows["action"],
             n_step_return=rows["n_step_return"],

@@ -66,15 +66,23 @@ def judge_updates(
         UpdateOutcome as <uint8>[N]; the keys of APPLIED entries are distinct.
     """
     with np.errstate(invalid="ignore"):
-        good = np.isfinite(td_error) & (td_error >= 0.0)
-    outcome = np.where(good, np.where(is_item, UpdateOutcome.APPLIED, UpdateOutcome.STALE), UpdateOutcome.REJECTED)
-    candidates = np.flatnonzero(outcome == UpdateOutcome.APPLIED)
-    backwards = candidates[::-1]
-    _, first = np.unique(keys[backwards], return_index=True)
-    last_of_key = backwards[first]
-    outcome[candidates] = UpdateOutcome.SUPERSEDED
-    outcome[last_of_key] = UpdateOutcome.APPLIED
-    return outcome.astype(np.uint8)
+        good = (td_error >= 0.0) & (td_error < np.inf)  # NaN is neither
+    outcome = np.full(len(keys), UpdateOutcome.REJECTED, np.uint8)
+    outcome[good] = UpdateOutcome.STALE
+    candidates = np.flatnonzero(good & is_item)
+    order = stable_order(keys[candidates])
+    ordered = keys[candidates[order]]
+    outcome[candidates] = UpdateOutcome.APPLIED
+    outcome[candidates[order[:-1][ordered[1:] == ordered[:-1]]]] = UpdateOutcome.SUPERSEDED
+    return outcome
+
+
+def stable_order(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The places of `values` <int64>[N] in ascending order, equal ones in the order that they came in, <int64>[N].
+
+    What is drawn or updated at once is a few ascending runs, which a stable sort merges.
+    """
+    return np.argsort(values, kind="stable")
 
 
 class LargestPriority:

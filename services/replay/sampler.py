@@ -18,6 +18,7 @@ from services.replay.priorities import (
     judge_updates,
     leaf_of,
     priority_of,
+    stable_order,
 )
 from services.replay.priority_rule import make_rule
 from services.replay.ring import Ring
@@ -168,11 +169,13 @@ class Sampler:
         if not self._limit:
             slots = self.tree.draw_stratified(rng, num_batches, batch_size).reshape(-1)
             before = column[slots].astype(np.int64)
-            np.add.at(column, slots, 1)
+            times = before + occurrence(slots)
+            column[slots] = times  # of a slot that was drawn twice the last counts
         else:
             slots = self._draw_limited(rng, num_batches, batch_size)
             drawn, place, draws = np.unique(slots, return_inverse=True, return_counts=True)
             before = column[slots].astype(np.int64) - draws[place]
+            times = before + occurrence(slots)
         priority = self._rule.priority(self._ring.priority[slots], before)
         if self._limit:  # the draws have zeroed leaves on their way
             part = leaf_of(priority, self._exponent)
@@ -182,7 +185,7 @@ class Sampler:
             if self._rule.uses_visits:
                 drawn = np.unique(slots)
                 self._set(drawn, self._part(drawn))
-        return Drawn(slots, part / total, priority, before + occurrence(slots))
+        return Drawn(slots, part / total, priority, times)
 
     def _draw_limited(self, rng: np.random.Generator, num_batches: int, batch_size: int) -> Ints:
         """Draw so that no item exceeds max_times_sampled, and count it in the column; returns slots <int64>[M]."""
@@ -244,7 +247,8 @@ class Sampler:
         if self._rule.observe(magnitude):
             self._derive()
         elif self._exponent:
-            self._set(chosen, self._part(chosen))
+            is_all = not self._limit and not self._rule.uses_visits  # p is the magnitude: the columns say no more
+            self._set(chosen, leaf_of(magnitude, self._exponent) if is_all else self._part(chosen))
         counts = np.bincount(outcome, minlength=len(UpdateOutcome) + 1)
         return PriorityOutcome(
             outcome=outcome,
@@ -294,6 +298,7 @@ class Sampler:
         is_item = self._ring.status == StepOutcome.ITEM
         if self._freshness:
             newest = self._updates[is_item]
+            self._updates[~is_item] = 0.0  # rows that left may have been newer than there is room for now
             self._freshness.restart(float(newest.max()) if len(newest) > 0 else 0.0)
         self._set(slots, np.where(is_item, self._part(slots), 0.0))
 
@@ -327,10 +332,12 @@ class Sampler:
 
 def occurrence(values: Ints) -> Ints:
     """How often each value came up to and with its place, <int64>[N]: 1 for the first."""
-    order = np.argsort(values, kind="stable")
+    order = stable_order(values)
     ordered = values[order]
-    starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
-    lengths = np.diff(np.append(starts, len(values)))
-    count = np.empty(len(values), np.int64)
-    count[order] = np.arange(len(values)) - np.repeat(starts, lengths) + 1
+    count = np.ones(len(values), np.int64)
+    again = np.flatnonzero(ordered[1:] == ordered[:-1]) + 1  # few, as a rule
+    if len(again) > 0:
+        place = np.arange(len(again))
+        begins = np.where(np.diff(again, prepend=-1) != 1, place, 0)
+        count[order[again]] = place - np.maximum.accumulate(begins) + 2
     return count

@@ -7,6 +7,8 @@ from typing import Optional
 import numpy as np
 import numpy.typing as npt
 
+SEARCHED_LEVEL = 10  # from the root; 1,024 sums of 8 bytes
+DENSE = 8  # nodes of a level to one that is touched, below which all between them are made anew
 MAX_LEAF = 1e200  # far above any priority, and no sum of leaves can overflow
 
 
@@ -43,24 +45,25 @@ class SumTree:
         """
         if len(slots) == 0:
             return
-        if not ((leaves >= 0.0) & (leaves <= MAX_LEAF)).all():
+        if not (leaves.min() >= 0.0 and leaves.max() <= MAX_LEAF):  # NaN passes neither
             raise ValueError(f"leaves of the sum tree must lie in [0, {MAX_LEAF:g}]; nothing was changed")
         if int(slots.min()) < 0 or int(slots.max()) >= self.capacity:
             raise ValueError(f"slots of the sum tree must lie in [0, {self.capacity}); nothing was changed")
         touched = slots + self._width
         self._nodes[touched] = leaves
         touched.sort()
+        pairs = self._nodes.reshape(-1, 2)  # of node i the children
         while True:
             first, last = int(touched[0]), int(touched[-1])
-            if last - first < 4 * len(touched):
+            if last - first < DENSE * len(touched):
                 self._sum_range(first, last)
                 return
             touched >>= 1
-            fresh = np.ones(len(touched), np.bool_)
-            np.not_equal(touched[1:], touched[:-1], out=fresh[1:])
-            touched = touched[fresh]
-            left = 2 * touched
-            self._nodes[touched] = self._nodes[left] + self._nodes[left + 1]
+            again = touched[1:] == touched[:-1]
+            if 4 * np.count_nonzero(again) > len(touched):  # a few sums made twice cost less than leaving them out
+                touched = touched[np.concatenate(([True], ~again))]
+            children = pairs.take(touched, axis=0)
+            self._nodes[touched] = children[:, 0] + children[:, 1]
 
     def _sum_range(self, first: int, last: int) -> None:
         """Recompute all ancestors of the nodes first..last, which lie on one level."""
@@ -87,23 +90,47 @@ class SumTree:
     def find(self, mass: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
         """Slots whose interval of the cumulated leaves holds `mass`, each in [0, total).
 
-        A leaf of zero is never returned, whatever rounding does: a descent never enters a subtree whose sum is zero.
+        A leaf of zero is never returned, whatever rounding does.
 
         Raises:
             ValueError: all leaves are zero.
         """
         if not self.total > 0.0:
             raise ValueError("nothing can be drawn from a sum tree whose leaves are all zero")
+        # The upper levels in one step: a search in the cumulated sums of a level that fits a near cache.
+        level = min(SEARCHED_LEVEL, self._depth)
+        ends = np.cumsum(self._nodes[1 << level : 2 << level])
+        node = np.searchsorted(ends, mass, side="right")
+        np.minimum(node, np.searchsorted(ends, ends[-1]), out=node)  # rounding may put a mass behind the last end
+        rest = mass - np.concatenate(([0.0], ends)).take(node)
+        node += 1 << level
+        left, to_right = np.empty(mass.shape, np.float64), np.empty(mass.shape, np.bool_)
+        for _ in range(self._depth - level):
+            node <<= 1
+            self._nodes.take(node, out=left, mode="clip")  # no node is out of bounds, and checking takes a copy
+            np.greater_equal(rest, left, out=to_right)
+            node += to_right
+            left *= to_right
+            rest -= left
+        strayed = self._nodes.take(node) <= 0.0
+        if strayed.any():
+            node[strayed] = self._descend(mass[strayed])
+        return node - self._width
+
+    def _descend(self, mass: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+        """Nodes of leaves for `mass` <float64>[N]; never enters a subtree whose sum is zero, and looks at each twice.
+
+        Where rounding has left a rest of the mass behind the end of its subtree, the plain descent may end in a zero.
+        """
         node = np.ones(mass.shape, np.int64)
-        rest = mass.astype(np.float64)
+        rest = mass.copy()
         for _ in range(self._depth):
             node <<= 1
-            left = np.take(self._nodes, node)
-            right = np.take(self._nodes, node + 1)
+            left, right = self._nodes.take(node), self._nodes.take(node + 1)
             to_right = ((rest >= left) & (right > 0.0)) | (left <= 0.0)
             rest -= np.where(to_right, left, 0.0)
             node += to_right
-        return node - self._width
+        return node
 
     def draw_stratified(self, rng: np.random.Generator, num_batches: int, batch_size: int) -> npt.NDArray[np.int64]:
         """Draw one slot from each of `batch_size` equal strata of the total mass, for each batch on its own.

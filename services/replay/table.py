@@ -313,7 +313,8 @@ class Table:
         if rows is None:
             return SampleResult(SampleStatus.OK, "", keys, [], [], mass_log2, num_items)
         batch, inserted_s = rows
-        ages_s = np.split((now_s - inserted_s).astype(np.float32), num_batches)
+        age_s = (now_s - inserted_s).astype(np.float32)
+        ages_s = [age_s[at : at + batch_size] for at in range(0, num_drawn, batch_size)]
         return SampleResult(SampleStatus.OK, "", keys, batch.split(batch_size), ages_s, mass_log2, num_items)
 
     def update_priorities(self, keys: npt.NDArray[np.int64], td_error: npt.NDArray[np.float64]) -> PriorityOutcome:

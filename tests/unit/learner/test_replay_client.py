@@ -273,3 +273,10 @@ def test_another_schema_stops_the_process(client: ReplayClient, replay: Replay, 
         life.check()
     with pytest.raises(Stopped):
         client.next()
+
+
+@pytest.mark.parametrize(("batch_size", "fits"), [(512, 1), (100, 5), (64, 8), (4096, 1)])
+def test_a_call_asks_for_fewer_batches_of_large_rows(batch_size: int, fits: int) -> None:
+    images = Schema((TensorSpec("camera", "uint8", (84, 84, 4)),), ActionSpec((-1.0,), (1.0,)))
+    assert replay_client.batches_of_a_call(8, batch_size, images) == fits
+    assert replay_client.batches_of_a_call(8, batch_size, SCHEMA) == 8

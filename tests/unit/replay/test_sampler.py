@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from services.replay.item_store import Intake, ItemStore
+from services.replay.items import StepOutcome
 from services.replay.priorities import UpdateOutcome
 from services.replay.sampler import SamplerSettings, occurrence
 from services.replay.version_history import VersionHistory
@@ -387,3 +388,11 @@ def test_settings_that_make_no_sense_are_refused(changes: Any, sentence: str) ->
 
 def test_occurrences_count_up() -> None:
     assert occurrence(np.array([3, 1, 3, 3, 1])).tolist() == [1, 1, 2, 3, 2]
+
+
+def test_rows_that_left_do_not_overflow_a_freshness_that_is_derived_anew(fill: Callable[..., ItemStore]) -> None:
+    store = fill(8, freshness_half_life_updates=0.005)  # 2,000 doublings from one item to the next
+    ring = store.ring
+    ring.status[7], ring.priority[7] = StepOutcome.NO_STEP, 0.0
+    store.sampler.rebuild()
+    assert store.sampler.check_valid() is None

@@ -74,6 +74,39 @@ def test_find_follows_the_cumulated_leaves() -> None:
     assert tree.find(np.array([0.0, 0.99, 1.0, 2.99, 3.0, 6.99])).tolist() == [0, 0, 2, 2, 4, 4]
 
 
+@settings(max_examples=20, deadline=None)
+@given(leaves=st.lists(LEAF, min_size=40, max_size=40), seed=st.integers(0, 2**32))
+def test_below_the_searched_level_a_zero_leaf_is_never_drawn(leaves: List[float], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    tree = SumTree(5000)
+    tree.set(rng.choice(5000, 40, replace=False), np.array(leaves))
+    if tree.total == 0.0:
+        return
+    edges = np.cumsum(tree.leaves(np.arange(5000)))
+    masses = np.concatenate((edges, np.nextafter(edges, 0.0), [0.0, tree.total, np.nextafter(tree.total, np.inf)]))
+    assert (tree.leaves(tree.find(masses)) > 0.0).all()
+
+
+def test_below_the_searched_level_find_follows_the_cumulated_leaves() -> None:
+    rng = np.random.default_rng(0)
+    leaves = rng.integers(0, 4, 100_000)  # whole numbers: every sum is exact
+    tree = SumTree(100_000)
+    tree.set(np.arange(100_000), leaves.astype(np.float64))
+    masses = rng.integers(0, leaves.sum(), (4, 5000))
+    np.testing.assert_array_equal(
+        tree.find(masses.astype(np.float64)), np.searchsorted(np.cumsum(leaves), masses, side="right")
+    )
+
+
+def test_a_mass_behind_the_cumulated_sums_finds_a_leaf() -> None:
+    tree = SumTree(4096)
+    small = np.arange(4, 4096, 4)
+    tree.set(np.concatenate(([0], small)), np.concatenate(([1e16], np.ones(len(small)))))
+    # Added one by one, ones vanish beside 1e16; added in pairs first, as the tree does, they count.
+    assert tree.total > 1e16
+    assert tree.find(np.array([[1e16 + 500.0]])).reshape(-1)[0] in small
+
+
 def test_a_huge_leaf_that_came_and_went_leaves_no_trace() -> None:
     tree, slots = SumTree(1000), np.arange(1000)
     rng = np.random.default_rng(0)
