@@ -8,7 +8,7 @@ import sys
 from typing import List, Optional, Sequence
 
 from services.cli import replay_command
-from services.cli.arguments import split_overrides
+from services.cli.arguments import refuse_repeated, split_overrides
 from services.cli.modules import REPORT, SERVICES, become
 from services.common.errors import EXIT_OK, EXIT_USER, UserError
 
@@ -35,10 +35,14 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
 def _dispatch(words: List[str]) -> int:
     if words[:1] == ["replay"] and replay_command.is_meant(words[1:]):
+        refuse_repeated(words)
         return replay_command.run(words[1:], sys.stdout)
+    if words[:1] == ["replay"]:
+        replay_command.refuse_unknown(words[1:])
     if words and words[0] in SERVICES:
         become(SERVICES[words[0]], words[1:])
     rest, overrides = split_overrides(words)
+    refuse_repeated(rest)
     parser = _parser()
     options = parser.parse_args(rest)
     if options.version:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import List, Sequence, Tuple
+from typing import List, Sequence, Set, Tuple
+
+from services.common.errors import UserError
 
 
 def split_overrides(arguments: Sequence[str]) -> Tuple[List[str], List[str]]:
@@ -27,3 +29,17 @@ def split_overrides(arguments: Sequence[str]) -> Tuple[List[str], List[str]]:
         if not equals and remaining:
             overrides.append(remaining.pop(0))
     return rest, overrides
+
+
+def refuse_repeated(words: Sequence[str]) -> None:
+    """Refuse a command's own flag that stands twice: argparse would take the last one in silence.
+
+    Raises:
+        UserError: names the flag.
+    """
+    seen: Set[str] = set()
+    for word in words:
+        name = word.partition("=")[0]
+        if name.startswith("--") and name in seen:
+            raise UserError(f"{name} is given twice; leave one of them out")
+        seen.add(name)

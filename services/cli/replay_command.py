@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Callable, Sequence, TextIO
 
 from services.cli.modules import INSPECT_FOLDER, become
@@ -16,6 +17,20 @@ DEFAULT_ITEMS, MAX_ITEMS = 20, 10_000
 def is_meant(words: Sequence[str]) -> bool:
     """Whether the words after `shoal replay` are for this module, and not for the service."""
     return (bool(words) and words[0] in NAMES) or list(words) in (["--help"], ["-h"])
+
+
+def refuse_unknown(words: Sequence[str]) -> None:
+    """Refuse a first word that is neither a command nor a run file.
+
+    Raises:
+        UserError: names the commands.
+    """
+    word = words[0] if words else "-"
+    if not word.startswith("-") and not word.endswith(".toml") and not Path(word).exists():
+        raise UserError(
+            f"there is no run file {word!r}, and no command of that name: `shoal replay` takes a .toml file, or one of "
+            f"{', '.join(NAMES[:-1])} and {NAMES[-1]}"
+        )
 
 
 def run(words: Sequence[str], output: TextIO) -> int:

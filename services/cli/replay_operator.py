@@ -19,6 +19,7 @@ from shoal.v1 import experience_pb2, replay_pb2, replay_pb2_grpc
 PATIENCE_S = 1.5
 ANSWER_S = 10.0
 SNAPSHOT_S = 3600.0
+NO_SUCH_METHOD = "Method not found!"  # what gRPC's server says of a service that it does not have
 ORDERS = {
     "highest-priority": replay_pb2.INSPECT_ORDER_HIGHEST_PRIORITY,
     "oldest": replay_pb2.INSPECT_ORDER_OLDEST,
@@ -126,4 +127,9 @@ class ReplayOperator:
         try:
             return call_once(method, request, timeout_s=timeout_s)
         except Refused as error:
+            if str(error) == NO_SUCH_METHOD:
+                raise UserError(
+                    f"what listens at {self._address} is not a replay; the line `replay listens` of a replay's log has "
+                    "its address"
+                ) from None
             raise UserError(f"the service at {self._address} refuses: {error}") from None

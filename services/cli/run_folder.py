@@ -14,13 +14,14 @@ from typing import Any, Dict, Iterator, Mapping, Optional, Sequence
 from services.cli.config_command import toml_value
 from services.common.config.load import LoadedConfig, load, to_toml
 from services.common.errors import UserError
-from services.common.files import write_atomically
+from services.common.files import cannot_write, write_atomically
 
 CONFIG_NAME = "config.toml"
 LOCK_NAME = ".lock"
 LOG_FOLDER_NAME = "logs"
 FOLDER_MODE = 0o750
 FILE_MODE = 0o640
+MAX_STEM = 64  # characters of a run file's name in that of a run, which also holds the time
 
 CHANGEABLE_SECTIONS = ("evaluator", "report")
 CHANGEABLE_KEYS = (
@@ -121,11 +122,9 @@ def _load_resumed(folder: Path, overrides: Sequence[str], environ: Mapping[str, 
 
 def _named(loaded: LoadedConfig, stem: str, now: time.struct_time) -> LoadedConfig:
     name = loaded.config.run.name
-    if name in {".", ".."}:
-        raise UserError(f"run.name = {name!r} is no name of a folder; choose letters and digits")
     if name:
         return loaded
-    made = f"{re.sub(r'[^A-Za-z0-9._-]', '-', stem)}-{time.strftime('%Y%m%d-%H%M%S', now)}"
+    made = f"{re.sub(r'[^A-Za-z0-9._-]', '-', stem)[:MAX_STEM]}-{time.strftime('%Y%m%d-%H%M%S', now)}"
     parent = Path(loaded.config.run.folder)
     taken = 1
     name = made
@@ -260,6 +259,4 @@ def _disk_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(
-            f"cannot write {str(path)!r}: {error.strerror}; make room or give the rights, or choose another run.folder"
-        ) from None
+        raise cannot_write(path, error) from None

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import signal
+import time
 from types import FrameType, TracebackType
-from typing import Any, Dict, Optional, Type
+from typing import Any, Callable, Dict, Optional, Type
 
 from typing_extensions import Self
 
+SAME_REQUEST_S = 0.5  # a terminal that closes, or a script, may send two signals for one wish
+
 
 class StopSignals:
-    """Counts SIGINT, SIGTERM and SIGHUP while it is entered; the old handlers come back at the end."""
+    """Counts SIGINT, SIGTERM and SIGHUP while it is entered; the old handlers come back at the end.
 
-    def __init__(self) -> None:
+    Signals within 0.5 s of one that was counted are the same request.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.first: Optional[signal.Signals] = None
         self.count = 0
+        self._clock = clock
+        self._counted_s = 0.0
         self._before: Dict[signal.Signals, Any] = {}
 
     @property
@@ -37,5 +45,9 @@ class StopSignals:
 
     def _received(self, number: int, _frame: Optional[FrameType]) -> None:
         # Plain numbers and no locks: a handler runs between any two instructions of the main thread.
+        now_s = self._clock()
+        if self.first is not None and now_s - self._counted_s < SAME_REQUEST_S:
+            return
         self.first = self.first or signal.Signals(number)
+        self._counted_s = now_s
         self.count += 1

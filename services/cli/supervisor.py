@@ -144,10 +144,11 @@ class Supervisor:
 
     def _ended(self, watched: Watched, exit_code: int, now_s: float) -> Optional[Outcome]:
         verdict = judge(watched.role, exit_code)
-        if watched.role == "learner" and verdict is Verdict.DONE and not self._is_training_finished():
-            verdict = Verdict.CRASHED  # somebody stopped it: the run is not over
+        is_early = verdict is Verdict.DONE and self._finish_by is None and not self._is_training_finished()
+        if is_early:
+            verdict = Verdict.CRASHED  # somebody stopped it, or code of the user's ended it: the run is not over
         if verdict is Verdict.CRASHED and self._finish_by is None:
-            return self._restart(watched, exit_code, now_s)
+            return self._restart(watched, exit_code, now_s, is_early=is_early)
         watched.verdict = verdict
         if verdict is Verdict.USER_ERROR:
             return Outcome(EXIT_USER, f"{watched.name}: {watched.child.last_words()}")
@@ -167,7 +168,7 @@ class Supervisor:
         else:
             self._merge.note(f"{watched.name} is done")
 
-    def _restart(self, watched: Watched, exit_code: int, now_s: float) -> Optional[Outcome]:
+    def _restart(self, watched: Watched, exit_code: int, now_s: float, *, is_early: bool) -> Optional[Outcome]:
         wait_s = watched.policy.crashed(now_s, now_s - watched.started_s)
         if wait_s is None:
             watched.verdict = Verdict.CRASHED
@@ -178,8 +179,9 @@ class Supervisor:
                 f"{watched.child.last_words()!r}; its log tells more",
             )
         watched.restart_s = now_s + wait_s
+        early = " before training was finished" if is_early else ""
         self._merge.note(
-            f"{watched.name} ended ({describe(exit_code)}); starting it again in {wait_s:.1f} s", "warning"
+            f"{watched.name} ended{early} ({describe(exit_code)}); starting it again in {wait_s:.1f} s", "warning"
         )
         return None
 

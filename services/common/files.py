@@ -38,9 +38,17 @@ def write_atomically(file: Path, data: bytes, mode: int = 0) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):  # the first error is the one to tell
             aside.unlink()
-        raise UserError(
-            f"cannot write {str(file)!r}: {error.strerror}; free some space or choose another run.folder"
-        ) from None
+        raise cannot_write(file, error) from None
+
+
+def cannot_write(file: Path, error: OSError) -> UserError:
+    """The sentence for a file of a run that could not be written, with what to do about this reason."""
+    advice = "choose another run.folder"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        advice = f"free some space or {advice}"
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        advice = f"make the folder writable for this user, or {advice}"
+    return UserError(f"cannot write {str(file)!r}: {error.strerror}; {advice}")
 
 
 def storage_error(file: Path, error: OSError, need: str) -> UserError:

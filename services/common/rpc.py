@@ -40,6 +40,8 @@ SERVER_OPTIONS: List[Tuple[str, int]] = [
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
 ]
 
+PATIENCE_S = 5.0  # of a wait before it is a warning
+
 RETRIED = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -99,15 +101,20 @@ def call_once(method: Callable[..., Response], request: Any, *, timeout_s: float
 class Caller:
     """Calls of one process to one peer, repeated until they are answered or the process stops.
 
-    `waiting_for` holds a sentence while a call is being repeated.
+    `waiting_for` holds a sentence while a call is being repeated. A wait that lasts is a warning, with its reason;
+    until then it may be that the peer is only starting.
     """
 
-    def __init__(self, peer_name: str, address: str, stopping: threading.Event, log: Log) -> None:
+    def __init__(
+        self, peer_name: str, address: str, stopping: threading.Event, log: Log, *, patience_s: float = PATIENCE_S
+    ) -> None:
         self.channel = connect(address)
         self.waiting_for = ""
         self._peer = f"{peer_name} at {address}"
         self._stopping = stopping
         self._log = log
+        self._patience_s = patience_s
+        self._has_warned = False
         self._rng = random.Random()  # once: it takes its seed from the system, which no call should wait for
 
     def call(self, method: Callable[..., Response], request: Any, *, timeout_s: float) -> Response:
@@ -123,16 +130,23 @@ class Caller:
             try:
                 response = call_once(method, request, timeout_s=timeout_s)
             except Unavailable as error:
-                if not self.waiting_for:
-                    self.waiting_for = f"waiting for the {self._peer}"
-                    self._log.warning(self.waiting_for, reason=str(error))
+                self._say(time.monotonic() - since, str(error))
                 self._stopping.wait(backoff.next_s())
             else:
                 if self.waiting_for:
                     self._log.info(f"the {self._peer} is there", waited_s=round(time.monotonic() - since, 1))
                     self.waiting_for = ""
+                    self._has_warned = False
                 return response
         raise Stopped
+
+    def _say(self, waited_s: float, reason: str) -> None:
+        was_waiting, self.waiting_for = bool(self.waiting_for), f"waiting for the {self._peer}"
+        if waited_s >= self._patience_s and not self._has_warned:
+            self._has_warned = True
+            self._log.warning(self.waiting_for, waited_s=round(waited_s, 1), reason=reason)
+        elif not was_waiting:
+            self._log.info(self.waiting_for)
 
     def close(self) -> None:
         """Close the channel; calls under way are cancelled."""

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import safetensors.numpy
 
 from services.common.errors import UserError
-from services.common.files import write_atomically
+from services.common.files import cannot_write, write_atomically
 from services.common.sealed import seal, unseal
 
 
@@ -91,7 +91,10 @@ class RunFolder:
             parameters, facts = unseal(self._best)
             return parameters, Evaluation(**facts)
         except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"the best parameters {str(self._best)!r} are damaged: {error}") from None
+            raise UserError(
+                f"the best parameters {str(self._best)!r} are damaged: {error}; move the file away: the next "
+                "evaluation of a run that goes on writes a new one"
+            ) from None
 
     def append_evaluation(self, evaluation: Evaluation) -> None:
         """Add a line to the learning curve.
@@ -103,14 +106,16 @@ class RunFolder:
             with self._evaluations.open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps(asdict(evaluation)) + "\n")
         except OSError as error:
-            raise UserError(f"cannot write {str(self._evaluations)!r}: {error.strerror}; free some space") from None
+            raise cannot_write(self._evaluations, error) from None
 
     def evaluations(self) -> List[Evaluation]:
-        """The learning curve so far; lines that a crash cut short are left out."""
+        """The learning curve so far; lines that are not whole, after a crash or on a bad disk, are left out."""
         if not self._evaluations.exists():
             return []
         curve: List[Evaluation] = []
-        for line in self._evaluations.read_text(encoding="utf-8").split("\n"):
-            with contextlib.suppress(ValueError, TypeError):
-                curve.append(Evaluation(**json.loads(line)))
+        for line in self._evaluations.read_text(encoding="utf-8", errors="replace").split("\n"):
+            with contextlib.suppress(ValueError, TypeError, RecursionError):
+                evaluation = Evaluation(**json.loads(line))
+                if all(type(value) in (int, float) for value in asdict(evaluation).values()):
+                    curve.append(evaluation)
         return curve

@@ -34,6 +34,28 @@ if TYPE_CHECKING:
     from services.learner.monitor import Monitor
 
 
+def check_device(device: str) -> None:
+    """Refuse a device that this machine, or its build of torch, does not have.
+
+    Raises:
+        UserError: says which build to install.
+    """
+    if device == "cpu":
+        return  # without torch, whose import takes seconds
+    import torch
+
+    there = torch.cuda.device_count()
+    if there == 0:
+        raise UserError(
+            f"learner.device = {device!r}, but torch {torch.__version__} sees no GPU here: install a build with CUDA "
+            "(`make run TORCH_SPEC=torch TORCH_INDEX=` in a fresh .venv) and the GPU's driver, or set learner.device "
+            "to cpu"
+        )
+    index = int(device.partition(":")[2] or 0)
+    if index >= there:
+        raise UserError(f"learner.device = {device!r}, but the GPUs here are cuda:0 to cuda:{there - 1}")
+
+
 class Chief:
     """The parts of the learner process; `with` starts them and stops them in reverse."""
 
@@ -41,9 +63,11 @@ class Chief:
         """Build the parts and bind the ports.
 
         Raises:
-            UserError: a port is taken, or the run folder holds another algorithm's run or no intact checkpoint.
+            UserError: the device is not there, a port is taken, or the run folder holds another algorithm's run or no
+                intact checkpoint.
         """
         settings, run_id = config.learner, config.run.name
+        check_device(settings.device)
         self._config = config
         self._lifecycle = lifecycle
         self._log = log

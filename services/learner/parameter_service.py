@@ -71,6 +71,16 @@ class Readers:
             return [reader for reader in self._readers.values() if now - reader.seen_at <= within_s]
 
 
+def _load_best(folder: RunFolder, log: Log) -> Optional[Evaluation]:
+    """What was seen of the best parameters; a damaged file counts as none, so that the next evaluation replaces it."""
+    try:
+        best = folder.load_best()
+    except UserError as error:
+        log.warning("damaged best parameters are passed over", reason=str(error))
+        return None
+    return best[1] if best else None
+
+
 class ParameterServicer(parameters_pb2_grpc.ParameterServiceServicer):
     """Translates calls into the store, the readers and the run folder."""
 
@@ -101,8 +111,7 @@ class ParameterServicer(parameters_pb2_grpc.ParameterServiceServicer):
         self._fail = fail
         self._log = log
         self._lock = threading.Lock()
-        best = folder.load_best()
-        self._best: Optional[Evaluation] = best[1] if best else None
+        self._best = _load_best(folder, log)
         evaluations = folder.evaluations()
         self.latest: Optional[Evaluation] = evaluations[-1] if evaluations else None
 

@@ -113,6 +113,25 @@ def read_history(folder: Path, n_step: int, now_s: float, *, strict: bool) -> Hi
     return history
 
 
+def check_complete(history: History, *, committed: int, oldest_key: int) -> None:
+    """Refuse a log that lacks what was acknowledged in this life of the machine.
+
+    Args:
+        history: the log, read.
+        committed: keys below it were acknowledged.
+        oldest_key: of the ring.
+
+    Raises:
+        UserError: the end or the beginning of the log is missing; the message names the file.
+    """
+    if history.counts.reserved < committed:
+        last = history.segments[-1].file
+        raise damaged(last, f"it ends at key {history.counts.reserved}, but rows up to {committed} were acknowledged")
+    first = history.segments[0]
+    if history.starts[0] > max(0, oldest_key):
+        raise damaged(first.file.with_name(f"{first.number - 1:08d}.log"), "it is missing")
+
+
 def _begins(parsed: Parsed) -> bool:
     """Whether a segment begins as it must."""
     return bool(parsed.records) and parsed.records[0].kind is RecordKind.SUMMARY

@@ -1,10 +1,11 @@
 """`python -m services.replay.inspect_folder DIR [--check]`: what a ring's folder holds, in use or not; takes no lock.
 
-With `--check` the rows of every whole chunk are compared with their CRC32C.
+With `--check` the chunk log must be whole, and the rows of every whole chunk are compared with their CRC32C.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -23,43 +24,53 @@ from services.common.ring_layout import (
     read_format,
 )
 from services.replay.footprint import in_words
-from services.replay.history import History, read_history
+from services.replay.history import History, check_complete, read_history
 from services.replay.rebuild import damaged_chunks
 from services.replay.ring import Ring
-from services.replay.ring_folder import owner_of
+from services.replay.ring_folder import boot_id, owner_of
 
 READ_ATTEMPTS = 5  # of a ring in use a segment may go between the look and the read
+EXIT_BROKEN_PIPE = 141  # 128 plus SIGPIPE, as a shell has it
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print what is in a folder; the exit code is 1 if `--check` found damage, 2 if the folder cannot be read."""
+    """Print what is in a folder; the exit code is 1 if `--check` found damaged rows, 2 if the folder cannot be read."""
     words = [word for word in arguments if word != "--check"]
     if len(words) != 1 or words[0].startswith("-"):
         print("usage: python -m services.replay.inspect_folder DIR [--check]", file=sys.stderr)
         return EXIT_USER
-    folder = Path(words[0])
     try:
-        ring_format = read_format(folder)
-        history = _read(folder)
-        for name, text in describe(folder, ring_format, history):
-            print(f"{name:<14} {text}")
-        if "--check" not in arguments:
-            return EXIT_OK
-        damaged = check(folder, ring_format, history)
+        exit_code = _inspect(Path(words[0]), with_check="--check" in arguments)
+        sys.stdout.flush()
     except UserError as error:
         print(f"shoal replay inspect: {error}", file=sys.stderr)
         return error.exit_code
+    except BrokenPipeError:
+        # The reader is gone; the interpreter's own flush at exit must not fail for it a second time.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+    return exit_code
+
+
+def _inspect(folder: Path, *, with_check: bool) -> int:
+    ring_format = read_format(folder)
+    history = _read(folder, strict=False)
+    for name, text in describe(folder, ring_format, history):
+        print(f"{name:<14} {text}")
+    if not with_check:
+        return EXIT_OK
+    damaged = check(folder, ring_format)
     print(f"{'damaged':<14} {len(damaged)} chunks" + "".join(f", from key {key}" for key in damaged[:10]))
     return EXIT_CRASH if damaged else EXIT_OK
 
 
-def _read(folder: Path) -> History:
+def _read(folder: Path, *, strict: bool) -> History:
     for _ in range(READ_ATTEMPTS - 1):
         try:
-            return read_history(folder / CHUNKS_FOLDER, 1, 0.0, strict=False)
+            return read_history(folder / CHUNKS_FOLDER, 1, 0.0, strict=strict)
         except FileNotFoundError:
             continue
-    return read_history(folder / CHUNKS_FOLDER, 1, 0.0, strict=False)
+    return read_history(folder / CHUNKS_FOLDER, 1, 0.0, strict=strict)
 
 
 def describe(folder: Path, ring_format: RingFormat, history: History) -> Iterator[Tuple[str, str]]:
@@ -101,15 +112,23 @@ def _resident(history: History, oldest_key: int) -> List[int]:
     return places
 
 
-def check(folder: Path, ring_format: RingFormat, history: History) -> List[int]:
-    """First keys of the whole chunks whose rows do not match their CRC32C; those overwritten meanwhile are left out."""
+def check(folder: Path, ring_format: RingFormat) -> List[int]:
+    """First keys of the whole chunks whose rows do not match their CRC32C; those overwritten meanwhile are left out.
+
+    Raises:
+        UserError: the chunk log is damaged, or lacks what was acknowledged; the sentence is the replay's own.
+    """
     guards, _ = map_array(folder / GUARDS_FILE, "int64", (NUM_GUARDS,), writable=False)
+    committed = int(guards[1])  # before the log is read, which is never behind it
+    history = _read(folder, strict=True)
     ring = Ring(
         ring_format.capacity,
         ring_format.schema,
         lambda name, shape, dtype: map_array(column_file(folder, name), dtype.name, shape, writable=False)[0],
         guards.copy(),
     )
+    if ring_format.boot_id == boot_id():  # the machine has not died since: nothing that was written may be missing
+        check_complete(history, committed=committed, oldest_key=ring.oldest_key)
     found = damaged_chunks(ring, history.chunks) - history.dropped_keys
     oldest = max(0, int(guards[0]) - ring_format.capacity)  # read again: the ring may be in use
     return sorted(key for key in found if key >= oldest)

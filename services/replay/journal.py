@@ -13,7 +13,7 @@ from services.common.errors import UserError
 from services.common.ring_layout import CHUNKS_FOLDER, column_file, damaged
 from services.replay import records
 from services.replay.admission import ActorRecord, Admission
-from services.replay.history import History, read_history, summarize
+from services.replay.history import History, check_complete, read_history, summarize
 from services.replay.item_store import ItemStore
 from services.replay.items import StepOutcome
 from services.replay.rate_limiter import RateLimiter
@@ -181,7 +181,8 @@ def open_journal(
         folder.save_format(n_step=store.n_step, discount=store.discount)
         return journal
     history = read_history(chunks, store.n_step, clocks["now"](), strict=folder.is_same_boot)
-    _check_complete(history, folder, ring.committed, ring.oldest_key)
+    if folder.is_same_boot:
+        check_complete(history, committed=ring.committed, oldest_key=ring.oldest_key)
     num_burned = ring.reserved - history.counts.reserved
     ring.reserve_up_to(history.counts.reserved)
     found = set() if folder.is_same_boot else damaged_chunks(ring, history.chunks)
@@ -209,18 +210,6 @@ def open_journal(
     ring.commit()
     folder.save_format(n_step=store.n_step, discount=store.discount)
     return journal
-
-
-def _check_complete(history: History, folder: RingFolder, committed: int, oldest_key: int) -> None:
-    """Refuse a log that lacks what was acknowledged in this life of the machine."""
-    if not folder.is_same_boot:
-        return
-    if history.counts.reserved < committed:
-        last = history.segments[-1].file
-        raise damaged(last, f"it ends at key {history.counts.reserved}, but rows up to {committed} were acknowledged")
-    first = history.segments[0]
-    if history.starts[0] > max(0, oldest_key):
-        raise damaged(first.file.with_name(f"{first.number - 1:08d}.log"), "it is missing")
 
 
 def _come_back_older(

@@ -15,6 +15,8 @@ from services.common.log import Log
 from services.common.sealed import seal, unseal
 from services.replay.quarantine import SickLane
 
+PERIOD_S = 60.0  # between two files of one lane: a broken simulator would push the first evidence out in a second
+MAX_KNOWN_LANES = 65_536
 PREFIX, SUFFIX = "quarantine-", ".safetensors"
 
 
@@ -44,16 +46,23 @@ class QuarantineDump:
         self._log = log
         self._now_s = now_s
         self._lock = threading.Lock()
+        self._written_at_s: Dict[Tuple[str, int, int], float] = {}
         self.written = 0
         self.failed = 0
 
     def write(self, lane: SickLane) -> None:
-        """Write one sick lane."""
+        """Write one sick lane, unless it was written within the last minute."""
+        key = (lane.actor, lane.lane_group, lane.lane)
         with self._lock:
-            self._write(lane)
+            now_s = self._now_s()
+            if 0.0 <= now_s - self._written_at_s.get(key, -PERIOD_S) < PERIOD_S:
+                return
+            if len(self._written_at_s) >= MAX_KNOWN_LANES:
+                self._written_at_s.clear()
+            self._written_at_s[key] = now_s
+            self._write(lane, now_s)
 
-    def _write(self, lane: SickLane) -> None:
-        now_s = self._now_s()
+    def _write(self, lane: SickLane, now_s: float) -> None:
         actor = re.sub(r"[^A-Za-z0-9_-]", "_", lane.actor)[:64]  # whatever a peer calls itself names no other folder
         name = f"{PREFIX}{actor}-{int(now_s * 1000)}-{lane.lane_group}-{lane.lane}{SUFFIX}"
         facts = {key: value for key, value in asdict(lane).items() if key != "columns"}

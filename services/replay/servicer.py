@@ -29,6 +29,7 @@ from services.replay.answers import fill_info, inspected_item, priority_result, 
 from services.replay.chunk_log import RingBroken
 from services.replay.priorities import PriorityOutcome
 from services.replay.quarantine_dump import QuarantineDump
+from services.replay.quarantine_log import QuarantineLog
 from services.replay.table import InspectOrder, Table
 from services.replay.table_info import InsertResult
 from shoal.v1 import replay_pb2, replay_pb2_grpc
@@ -66,6 +67,7 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         self._incarnation = incarnation
         self._make_table = make_table
         self._log = log
+        self._quarantine_log = QuarantineLog(log, time.monotonic)
         self._dump = dump
         self._fail = fail
         self._table = table
@@ -107,12 +109,8 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
             result = table.insert(request.peer.name, request.peer.incarnation, chunk, max_wait_s=max_wait_s)
         except RingBroken as error:
             self._give_up(error, context)
-        if len(result.quarantined_lanes):
-            self._log.warning(
-                "lanes are quarantined: values that are not finite",
-                actor=request.peer.name,
-                lanes=result.quarantined_lanes.tolist(),
-            )
+        if result.status is InsertStatus.APPLIED and chunk.num_steps:
+            self._quarantine_log.note(request.peer.name, chunk, result.quarantined_lanes)
         if self._dump is not None:
             for lane in result.sick_lanes:
                 self._dump.write(lane)

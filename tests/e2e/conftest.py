@@ -5,7 +5,7 @@ from typing import Callable, Iterator, List
 
 import pytest
 
-from tests.e2e.launcher import Launcher
+from tests.e2e.launcher import Launcher, with_flags
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -22,8 +22,8 @@ def up(tmp_path: Path) -> Iterator[Callable[..., Launcher]]:
     started: List[Launcher] = []
 
     def start(file: str, *flags: str) -> Launcher:
-        arguments = [str(ROOT / file), "--run.folder", str(tmp_path / "runs"), "--report.video", "false", *flags]
-        started.append(Launcher(arguments, tmp_path / f"up-{len(started)}.log"))
+        usual = ["--run.folder", str(tmp_path / "runs"), "--report.video", "false"]
+        started.append(Launcher([str(ROOT / file), *with_flags(usual, flags)], tmp_path / f"up-{len(started)}.log"))
         return started[-1]
 
     yield start

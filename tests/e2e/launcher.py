@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, TypeVar
+from typing import Any, Callable, Dict, List, Optional, Sequence, TypeVar
 
 Found = TypeVar("Found")
 
@@ -23,6 +23,13 @@ def wait_for(look: Callable[[], Optional[Found]], what: str, timeout_s: float = 
             return found
         time.sleep(0.05)
     raise AssertionError(f"{what} did not come within {timeout_s} s")
+
+
+def with_flags(usual: Sequence[str], flags: Sequence[str]) -> List[str]:
+    """`--key VALUE` pairs: the usual ones and `flags`, which take the place of usual ones of the same key."""
+    pairs = dict(zip(usual[::2], usual[1::2]))
+    pairs.update(zip(flags[::2], flags[1::2]))
+    return [word for pair in pairs.items() for word in pair]
 
 
 def is_alive(pid: int) -> bool:

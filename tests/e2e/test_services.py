@@ -15,7 +15,7 @@ from typing import Dict, Iterator, List, Optional
 
 import pytest
 
-from tests.e2e.launcher import evaluations, wait_for
+from tests.e2e.launcher import evaluations, wait_for, with_flags
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON38 = ROOT / ".venv-py38" / "bin" / "python"
@@ -54,7 +54,7 @@ class Services:
             self._flags += [f"--{service}.metrics_port", "0"]
 
     def start(self, name: str, *flags: str, python: str = sys.executable) -> None:
-        words = [python, "-m", MODULES[name], str(RUN_FILE), *self._flags, *flags]
+        words = [python, "-m", MODULES[name], str(RUN_FILE), *with_flags(self._flags, flags)]
         if name.startswith("actor-"):
             words += ["--actor.name", name]
         with (self.folder / f"{name}.log").open("ab") as log:

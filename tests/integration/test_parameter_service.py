@@ -246,3 +246,12 @@ def test_an_actors_client_gets_what_was_published(
         assert (reader.version, reader.digest) == (2, published.digest)
     finally:
         client.close()
+
+
+def test_a_damaged_best_is_replaced_by_the_next_evaluation(tmp_path: Path, serve: Serve) -> None:
+    (tmp_path / "best.safetensors").write_bytes(b"rubbish")
+    chief = Chief(tmp_path, FakeClock())
+    with connect(serve(ADD, chief.servicer())) as channel:
+        chief.stub = parameters_pb2_grpc.ParameterServiceStub(channel)
+        chief.report(chief.publish(2.0), 0.1)
+    assert chief.best_bias() == 2.0

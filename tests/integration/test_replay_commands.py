@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import numpy as np
 import pytest
@@ -167,11 +167,6 @@ def test_an_empty_table_is_no_mistake(replay: Replay, shoal: Any) -> None:
     assert shoal("items", replay.address)[1:] == ["no items"]
 
 
-def test_another_service_is_not_taken_for_a_replay(serve: Serve, refused: Any) -> None:
-    address = serve(parameters_pb2_grpc.add_ParameterServiceServicer_to_server, FakeChief())
-    assert refused("items", address).startswith(f"shoal: the service at {address} refuses: ")
-
-
 def test_a_snapshot_opens_as_a_ring(durable: Replay, tmp_path: Path, shoal: Any, refused: Any) -> None:
     durable.fill()
     copy = tmp_path / "copy"
@@ -199,6 +194,13 @@ def test_a_ring_in_memory_takes_no_snapshot(replay: Replay, tmp_path: Path, refu
     sentence = refused("snapshot", replay.address, str(tmp_path / "copy"))
     assert "keeps its ring in memory and takes no snapshots: set replay.data_dir" in sentence
     assert not (tmp_path / "copy").exists()
+
+
+@pytest.mark.parametrize("words", [("items",), ("snapshot", "copy")])
+def test_a_learner_is_no_replay(words: Tuple[str, ...], serve: Serve, refused: Any) -> None:
+    address = serve(parameters_pb2_grpc.add_ParameterServiceServicer_to_server, FakeChief())
+    sentence = refused(words[0], address, *words[1:])
+    assert sentence.startswith(f"shoal: what listens at {address} is not a replay; ")
 
 
 def test_a_folder_is_inspected_and_damage_is_found(durable: Replay, tmp_path: Path) -> None:

@@ -209,6 +209,15 @@ def test_quarantined_lanes_are_told(replay: Replay) -> None:
     assert any("quarantined" in event for event in replay.log.events("warning"))
 
 
+def test_an_actor_whose_lanes_are_all_sick_does_not_flood_the_log(replay: Replay) -> None:
+    for sequence in range(5):
+        chunk = make_chunk(4, 2, sequence=sequence, first_step=4 * sequence)
+        chunk.reward[2] = np.nan
+        assert replay.insert(chunk).status == APPLIED
+    assert sum("lanes are quarantined" in event for event in replay.log.events("warning")) == 1
+    assert sum("every lane of an actor is quarantined" in event for event in replay.log.events("error")) == 1
+
+
 def test_a_sample_before_the_first_actor_waits_and_says_why(replay: Replay) -> None:
     response = replay.sample()
     assert response.status == replay_pb2.SAMPLE_STATUS_WAITING

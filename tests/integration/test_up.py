@@ -223,6 +223,27 @@ def test_a_replay_that_ends_is_started_again(up):
     assert up.end() == 130
 
 
+@pytest.mark.parametrize("role", ["actor", "evaluator"])
+def test_who_ends_before_training_is_finished_is_started_again_and_said(up, role):
+    name = "actor-1" if role == "actor" else role
+    up.stand_in(role, f"sys.exit(0) if name == {name!r} and life == 0 else None\n" + LOYAL)
+    up.start().wait_for_lives(*ALL).wait_for_lives(name, lives=2)
+    up.process.send_signal(signal.SIGINT)
+    assert up.end() == 130
+    assert f"{name} ended before training was finished (exit code 0); starting it again in 0.2 s" in up.output
+    assert f"{name} is done" not in up.output
+
+
+def test_who_ends_after_the_last_update_is_done(up):
+    up.stand_in("learner", FINISHED + "time.sleep(1.5)\n")
+    for role in ("actor", "evaluator"):
+        up.stand_in(role, "while not Path('runs/a/progress.json').exists(): time.sleep(0.02)\ntime.sleep(0.1)\n")
+    up.start()
+    assert up.end() == 5
+    assert "before training was finished" not in up.output
+    assert [len(up.lives(name)) for name in ("actor-0", "actor-1", "evaluator")] == [1, 1, 1]
+
+
 def test_the_users_mistake_stops_all(up):
     mistake = "print('shoal actor: env.factory names no module', file=sys.stderr); sys.exit(2)\n"
     up.stand_in("actor", f"if name == 'actor-0': {mistake}" + LOYAL)

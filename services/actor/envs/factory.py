@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
-import inspect
 import re
+from types import ModuleType
 from typing import Any, Callable, List, Mapping, cast
 
-import numpy as np
-
+from services.actor.envs.checked_env import CheckedEnv, without_exit
 from services.actor.envs.contract import VectorEnv
-from services.common.errors import UserError
+from services.actor.envs.promises import EnvFactoryError, check_members, check_observation
 
 _FUNCTION = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
-_MEMBERS = ("num_lanes", "autoreset", "observation_spec", "action_spec")
-_METHODS = ("reset", "step", "close")
-
-
-class EnvFactoryError(UserError, ValueError):
-    """The environment cannot be built, or does not keep the contract; the message is one sentence for the user."""
 
 
 def build_env(factory: str, kwargs: Mapping[str, Any], num_lanes: int, seed: int) -> VectorEnv:
-    """Build an environment and check that it keeps the contract, by one reset.
+    """Build an environment and check that it keeps the contract, by one reset; its first step is checked too.
 
     Args:
         factory: "package.module:function", called with num_lanes, seed and `kwargs`; or a gymnasium id, "CartPole-v1"
@@ -36,29 +30,25 @@ def build_env(factory: str, kwargs: Mapping[str, Any], num_lanes: int, seed: int
         EnvFactoryError: says what is wrong and what to do.
     """
     build = _function(factory) if _FUNCTION.match(factory) else _gymnasium(factory)
-    try:
-        env = build(num_lanes=num_lanes, seed=seed, **kwargs)
-    except Exception as error:
-        raise EnvFactoryError(f"environment {factory!r} could not be built: {_describe(error)}") from error
+    with without_exit(factory, "the factory"):
+        try:
+            env = build(num_lanes=num_lanes, seed=seed, **kwargs)
+        except Exception as error:
+            raise EnvFactoryError(f"environment {factory!r} could not be built: {_describe(error)}") from error
     try:
         _check(factory, env, num_lanes, seed)
     except EnvFactoryError:
         close = getattr(env, "close", None)
         if callable(close):
-            close()
+            with contextlib.suppress(SystemExit):  # the sentence must not be lost
+                close()
         raise
-    return cast(VectorEnv, env)
+    return CheckedEnv(factory, env)
 
 
 def _function(factory: str) -> Callable[..., Any]:
     module_name, name = factory.split(":")
-    try:
-        module = importlib.import_module(module_name)
-    # A module may raise anything at all while it is imported, a simulator's above all.
-    except Exception as error:
-        raise EnvFactoryError(
-            f"environment {factory!r}: the module {module_name!r} cannot be imported: {_describe(error)}"
-        ) from error
+    module = _import(factory, module_name)
     function = getattr(module, name, None)
     if function is None:
         known = [each for each, value in vars(module).items() if callable(value) and not each.startswith("_")]
@@ -68,6 +58,17 @@ def _function(factory: str) -> Callable[..., Any]:
     if not callable(function):
         raise EnvFactoryError(f"environment {factory!r}: {name!r} is a {type(function).__name__}, not a function")
     return cast(Callable[..., Any], function)
+
+
+def _import(factory: str, module_name: str) -> ModuleType:
+    with without_exit(factory, f"the import of {module_name}"):
+        try:
+            return importlib.import_module(module_name)
+        # A module may raise anything at all while it is imported, a simulator's above all.
+        except Exception as error:
+            raise EnvFactoryError(
+                f"environment {factory!r}: the module {module_name!r} cannot be imported: {_describe(error)}"
+            ) from error
 
 
 def _gymnasium(env_id: str) -> Callable[..., Any]:
@@ -82,12 +83,7 @@ def _gymnasium(env_id: str) -> Callable[..., Any]:
         ) from error
     module_name, _, name = env_id.rpartition(":")
     if module_name:
-        try:
-            importlib.import_module(module_name)
-        except Exception as error:
-            raise EnvFactoryError(
-                f"environment {env_id!r}: the module {module_name!r} cannot be imported: {_describe(error)}"
-            ) from error
+        _import(env_id, module_name)
     if name not in gymnasium.registry:
         raise EnvFactoryError(
             f"environment {env_id!r} is neither package.module:function nor a registered gymnasium id"
@@ -101,56 +97,18 @@ def _gymnasium(env_id: str) -> Callable[..., Any]:
 
 
 def _check(factory: str, env: Any, num_lanes: int, seed: int) -> None:
-    for member in _MEMBERS:
-        # Looked up without calling it: a property that raises is another fault than one that is missing.
-        if inspect.getattr_static(env, member, None) is None and not hasattr(env, member):
-            raise EnvFactoryError(
-                f"environment {factory!r} returned a {type(env).__name__}, which has no {member}: it is not a VectorEnv"
-            )
-    for member in _METHODS:
-        if not callable(getattr(env, member, None)):
-            raise EnvFactoryError(
-                f"environment {factory!r} returned a {type(env).__name__}, which has no method {member}: it is not a"
-                " VectorEnv"
-            )
-    if env.num_lanes != num_lanes:
-        raise EnvFactoryError(f"environment {factory!r} has {env.num_lanes} lanes; {num_lanes} were asked for")
-    try:
-        observation = env.reset(seed)
-    except Exception as error:
-        raise EnvFactoryError(f"environment {factory!r} could not be reset: {_describe(error)}") from error
-    _check_observation(factory, env, observation, num_lanes)
-
-
-def _check_observation(factory: str, env: VectorEnv, observation: Any, num_lanes: int) -> None:
-    if not isinstance(observation, Mapping):
-        raise EnvFactoryError(
-            f"environment {factory!r}: reset returned a {type(observation).__name__}; it must return a dict of tensors"
-        )
-    promised, given = sorted(spec.name for spec in env.observation_spec), sorted(observation)
-    if promised != given:
-        raise EnvFactoryError(
-            f"environment {factory!r}: observation_spec names {', '.join(promised)}, but reset returned"
-            f" {', '.join(given)}"
-        )
-    for spec in env.observation_spec:
-        tensor = observation[spec.name]
-        shape, dtype = (num_lanes, *spec.shape), getattr(tensor, "dtype", None)
-        if tuple(getattr(tensor, "shape", ())) != shape:
-            raise EnvFactoryError(
-                f"environment {factory!r}: observation {spec.name!r} has shape {tuple(np.shape(tensor))} after reset;"
-                f" observation_spec and {num_lanes} lanes promise {shape}"
-            )
-        # Torch writes its dtypes as torch.float32.
-        if str(dtype).rpartition(".")[2] != spec.dtype:
-            raise EnvFactoryError(
-                f"environment {factory!r}: observation {spec.name!r} is {dtype} after reset; observation_spec promises"
-                f" {spec.dtype}"
-            )
+    check_members(factory, env, num_lanes)
+    with without_exit(factory, "reset"):
+        try:
+            observation = env.reset(seed)
+        except Exception as error:
+            raise EnvFactoryError(f"environment {factory!r} could not be reset: {_describe(error)}") from error
+    check_observation(factory, env, observation)
 
 
 def _describe(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".rstrip(": ")
+    text = " ".join(str(error).split())  # a message of several lines becomes one sentence
+    return f"{type(error).__name__}: {text}".rstrip(": ")
 
 
 def _nearest(name: str, known: List[str]) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.actor.envs.contract import VectorEnv
+from services.common.errors import UserError
 from services.common.rpc import Stopped
 
 MAX_EPISODE_STEPS = 100_000  # an environment whose episodes never end is a mistake to say, not to wait for
@@ -46,7 +47,7 @@ def run_episodes(
 
     Raises:
         Stopped: the process is to end.
-        RuntimeError: an episode did not end.
+        UserError: an episode did not end.
     """
     rounds: List[EpisodeStatistics] = []
     done = 0
@@ -78,4 +79,7 @@ def _first_episodes(env: VectorEnv, act: ActGreedily, seed: int, stopping: threa
         if not running.any():
             return EpisodeStatistics(returns, lengths, success)
         observation = step.observation
-    raise RuntimeError(f"{int(running.sum())} of {lanes} episodes did not end within {MAX_EPISODE_STEPS} steps")
+    raise UserError(
+        f"{int(running.sum())} of {lanes} episodes of env.factory did not end within {MAX_EPISODE_STEPS} steps"
+        " (MAX_EPISODE_STEPS): let the environment set truncated when an episode has lasted long enough"
+    )

@@ -20,7 +20,7 @@ from services.actor.seeds import HELD_OUT, env_seed
 from services.agent.algorithm import Parameters, Policy
 from services.agent.registry import policy_class
 from services.common.config.load import load
-from services.common.config.run import RunConfig
+from services.common.config.run import MAX_SEED, RunConfig
 from services.common.errors import EXIT_OK, UserError
 from services.common.files import write_atomically
 from services.common.run_folder import Evaluation, Progress, RunFolder
@@ -61,6 +61,8 @@ def report(run: Path, *, episodes: Optional[int], seed: Optional[int], video: Op
     episodes = episodes if episodes is not None else config.report.episodes
     if episodes < 1:
         raise UserError(f"--episodes is {episodes}; at least 1 is needed")
+    if seed is not None and not 0 <= seed <= MAX_SEED:
+        raise UserError(f"--seed is {seed}; a whole number from 0 to {MAX_SEED} is needed")
     best = folder.load_best()
     if best is None:
         raise UserError(f"the run in {str(run)!r} has no best parameters yet: its evaluator has not judged any version")

@@ -15,11 +15,46 @@ def check_agreement(config: RunConfig) -> None:
     Raises:
         ValueError: two values contradict each other, or could deadlock.
     """
+    _check_ladder(config)
+    _check_ports(config)
     _check_sampler(config)
     _check_error_buffer(config)
     capacity = config.replay.capacity_rows
     if capacity is not None:  # a budget of bytes becomes rows when the schema is known: the table checks it then
         _check_capacity(config, capacity)
+
+
+def _check_ladder(config: RunConfig) -> None:
+    td3, actor = config.td3, config.actor
+    if td3.noise_min > td3.noise_max:
+        raise ValueError(
+            f"td3.noise_min = {td3.noise_min:g} is larger than td3.noise_max = {td3.noise_max:g}; the noise grows "
+            "along the ladder from the first to the second: swap them"
+        )
+    if actor.index is not None and actor.index >= actor.count:
+        raise ValueError(
+            f"actor.index = {actor.index}, but actor.count = {actor.count}: the index runs from 0 to count - 1"
+        )
+
+
+def _check_ports(config: RunConfig) -> None:
+    """Ports that were set; of those that were not, `shoal up` takes free ones."""
+    addresses = {"replay.addresses": config.replay.addresses[0], "learner.address": config.learner.address}
+    ports = {
+        "replay": (config.replay, config.replay.metrics_port),
+        "learner": (config.learner, config.learner.metrics_port),
+        "evaluator": (config.evaluator, config.evaluator.metrics_port),
+        "actor": (config.actor, config.actor.metrics_port),
+    }
+    for name, (section, port) in ports.items():
+        if "metrics_port" not in section.model_fields_set:
+            continue
+        for key, address in addresses.items():
+            if port and port == int(address.rpartition(":")[2]):
+                raise ValueError(
+                    f"{name}.metrics_port = {port} is the port of {key} = {address} too; give each its own, or set "
+                    f"{name}.metrics_port to 0 for any free one"
+                )
 
 
 def _check_capacity(config: RunConfig, capacity: int) -> None:

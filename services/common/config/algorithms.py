@@ -6,6 +6,8 @@ from typing import Tuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from services.common.config.values import Width
+
 
 class Section(BaseModel):
     """A section of the run file: unknown keys are errors, values do not change after checking."""
@@ -23,7 +25,7 @@ class Section(BaseModel):
 class Td3Settings(Section):
     """`[td3]`: Ape-X DPG with twin critics (Fujimoto 2018; Horgan 2018), continuous actions."""
 
-    hidden_sizes: Tuple[int, ...] = Field((128, 128), min_length=1)
+    hidden_sizes: Tuple[Width, ...] = Field((128, 128), min_length=1)
     """Width of each hidden layer of policy and critics."""
     policy_learning_rate: float = Field(1e-3, gt=0)
     """Adam step size of the policy."""
@@ -48,7 +50,7 @@ class Td3Settings(Section):
 class DqnSettings(Section):
     """`[dqn]`: Ape-X DQN, double and dueling (van Hasselt 2016; Wang 2016; Horgan 2018), discrete actions."""
 
-    hidden_sizes: Tuple[int, ...] = Field((128, 128), min_length=1)
+    hidden_sizes: Tuple[Width, ...] = Field((128, 128), min_length=1)
     """Width of each hidden layer."""
     learning_rate: float = Field(5e-4, gt=0)
     """Adam step size."""

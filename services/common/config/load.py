@@ -11,12 +11,13 @@ import sys
 from dataclasses import dataclass
 from datetime import date, time
 from pathlib import Path
-from typing import Any, Collection, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Collection, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 import tomli_w
 from pydantic import BaseModel, ValidationError
 
 from services.common.config.run import RunConfig
+from services.common.config.wording import reason
 from services.common.errors import UserError
 
 if sys.version_info >= (3, 11):
@@ -85,17 +86,21 @@ def load(file: Optional[Path], flags: Sequence[str] = (), environ: Optional[Mapp
     try:
         config = RunConfig.model_validate(merged)
     except ValidationError as error:
-        raise ConfigError("\n".join(_sentence(item, origins) for item in error.errors())) from None
+        raise ConfigError("\n".join(_sentence(item, origins) for item in _first_causes(error.errors()))) from None
     return LoadedConfig(config, origins)
 
 
 def _read_toml(file: Path) -> Dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise ConfigError(f"there is no run file {str(file)!r}; give the path of a .toml file, see configs/") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the run file {str(file)!r} cannot be read: {error}") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{str(file)!r} is a folder; give the path of a .toml file, see configs/") from None
+    except OSError as error:
+        raise ConfigError(f"the run file {str(file)!r} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"the run file {str(file)!r} is not a text file; give a .toml file in UTF-8") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"the run file {str(file)!r} is not TOML: {error}") from None
 
@@ -109,6 +114,7 @@ def _from_environ(environ: Mapping[str, str]) -> Iterator[Tuple[str, KeyPath, An
 
 def _from_flags(flags: Sequence[str]) -> Iterator[Tuple[str, KeyPath, Any]]:
     rest = list(flags)
+    seen: Set[KeyPath] = set()
     while rest:
         flag = rest.pop(0)
         if not flag.startswith("--") or "." not in flag.split("=")[0]:
@@ -118,7 +124,11 @@ def _from_flags(flags: Sequence[str]) -> Iterator[Tuple[str, KeyPath, Any]]:
             if not rest:
                 raise ConfigError(f"flag --{name} has no value; write --{name} VALUE")
             text = rest.pop(0)
-        yield f"flag --{name}", tuple(name.replace("-", "_").split(".")), _read_value(text)
+        path = tuple(name.replace("-", "_").split("."))
+        if path in seen:
+            raise ConfigError(f"flag --{name} is given twice; leave one of them out")
+        seen.add(path)
+        yield f"flag --{name}", path, _read_value(text)
 
 
 def _read_value(text: str) -> Any:
@@ -146,6 +156,12 @@ def _leaves(tree: Mapping[str, Any], above: KeyPath = ()) -> Iterator[Tuple[KeyP
             yield (*above, key), value
 
 
+def _first_causes(errors: Sequence[Any]) -> List[Any]:
+    """Without those of a list that is short because of what is wrong inside of it."""
+    inside = {error["loc"][:-1] for error in errors}
+    return [error for error in errors if error["type"] != "too_short" or error["loc"] not in inside]
+
+
 def _sentence(error: Any, origins: Mapping[KeyPath, str]) -> str:
     path = tuple(str(part) for part in error["loc"])
     key = ".".join(path)
@@ -153,13 +169,13 @@ def _sentence(error: Any, origins: Mapping[KeyPath, str]) -> str:
     where = where or next((origin for known, origin in origins.items() if known[: len(path)] == path), "default")
     if error["type"] == "extra_forbidden":
         return f"{where}: unknown key {key!r}{_nearest(path)}"
-    reason: str = error["msg"].replace("Value error, ", "")
+    why = reason(error)
     if not path:  # a disagreement between values: say who chose them
-        chosen = [f"{'.'.join(known)}: {origin}" for known, origin in origins.items() if ".".join(known) in reason]
-        return f"{reason} ({', '.join(chosen)})" if chosen else reason
+        chosen = [f"{'.'.join(known)}: {origin}" for known, origin in origins.items() if ".".join(known) in why]
+        return f"{why} ({', '.join(chosen)})" if chosen else why
     if error["type"] == "value_error":
-        return f"{key} ({where}): {reason}"
-    return f"{key} = {error['input']!r} ({where}): {reason[0].lower()}{reason[1:]}"
+        return f"{key} ({where}): {why}"
+    return f"{key} = {error['input']!r} ({where}): {why}"
 
 
 def _nearest(path: KeyPath) -> str:

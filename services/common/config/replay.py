@@ -20,7 +20,7 @@ class ReplaySection(Section):
     """Where the replay listens and its clients find it."""
     metrics_port: Port = 9401
     """Prometheus endpoint; 0: any free port."""
-    capacity: Optional[Annotated[Count, Field(ge=1)]] = None
+    capacity: Optional[Annotated[Count, Field(ge=1, le=10**12)]] = None
     """Rows: steps and final observations. Not given, nor `memory`: 1,000,000."""
     memory: Optional[ByteSize] = None
     """Bytes for everything that the table holds, as in "8GiB", instead of `capacity`."""
@@ -42,7 +42,7 @@ class ReplaySection(Section):
     """An item whose policy is this many updates older is drawn half as often; 0: age does not count."""
     priority_exponent: float = Field(0.6, ge=0, le=1)
     """alpha: an item is drawn with a chance in proportion to p^alpha; 0 is uniform."""
-    samples_per_insert: float = Field(0.0, ge=0)
+    samples_per_insert: float = Field(0.0, ge=0, le=1_000_000)
     """Items drawn for each step inserted; 0: unlimited."""
     error_buffer: float = Field(0.0, ge=0)
     """Draws that either side may run ahead of samples_per_insert; 0: chosen from batch and chunk sizes."""

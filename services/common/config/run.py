@@ -10,18 +10,27 @@ from typing_extensions import Annotated, Literal
 from services.common.config.agreement import check_agreement
 from services.common.config.algorithms import DqnSettings, Section, Td3Settings
 from services.common.config.replay import ReplaySection
-from services.common.config.values import Count, Port, check_address
+from services.common.config.values import Count, Port, check_address, check_device
+
+MAX_SEED = 2**31 - 1
 
 
 class RunSection(Section):
     """`[run]`: what this run is called and where its files go."""
 
-    name: str = Field("", pattern=r"^[A-Za-z0-9._-]*$")
+    name: str = Field("", pattern=r"^[A-Za-z0-9._-]*$", max_length=100)
     """Name of the run and its folder. Empty: `shoal up` makes one of the file's name and the time."""
-    folder: str = "runs"
+    folder: str = Field("runs", min_length=1)
     """Folder that holds the runs' folders."""
-    seed: Annotated[Count, Field(ge=0)] = 1
+    seed: Annotated[Count, Field(ge=0, le=MAX_SEED)] = 1
     """Seeds everything: networks, environments, exploration, sampling."""
+
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, name: str) -> str:
+        if name in {".", ".."}:
+            raise ValueError(f"{name!r} is no name of a folder; choose letters and digits")
+        return name
 
 
 class EnvSection(Section):
@@ -59,7 +68,7 @@ class LearnerSection(Section):
     transport: Literal["auto", "grpc", "mapped"] = "auto"
     """How rows come: from the mapped ring of a replay on the same host, over gRPC, or the first where it can be."""
     device: str = "cpu"
-    """torch device."""
+    """torch device: cpu, cuda, or cuda:N."""
     torch_threads: Annotated[Count, Field(ge=1)] = 1
     """Threads of torch; one where processes share cores."""
 
@@ -67,6 +76,11 @@ class LearnerSection(Section):
     @classmethod
     def _check_address(cls, address: str) -> str:
         return check_address(address)
+
+    @field_validator("device")
+    @classmethod
+    def _check_device(cls, device: str) -> str:
+        return check_device(device)
 
 
 class ActorSection(Section):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Tuple
 
 from pydantic import BeforeValidator, Field
@@ -23,8 +24,22 @@ def _split(value: Any) -> Any:
 Count = Annotated[int, BeforeValidator(_whole)]
 Names = Annotated[Tuple[str, ...], BeforeValidator(_split)]
 Port = Annotated[int, Field(ge=0, le=65535)]
+Width = Annotated[Count, Field(ge=1, le=65536)]  # of a layer
+
+_DEVICE = re.compile(r"(cpu|cuda(:\d{1,3})?)\Z")
 
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")
+
+
+def check_device(device: str) -> str:
+    """Return `device` if torch could have one of that name; whether it is there only the learner can tell.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not _DEVICE.match(device):
+        raise ValueError(f"{device!r} is no device; write cpu, cuda, or cuda:N for the N-th GPU, counted from 0")
+    return device
 
 
 def check_address(address: str) -> str:

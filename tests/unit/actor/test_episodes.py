@@ -9,6 +9,7 @@ import pytest
 from services.actor.envs.contract import AutoReset
 from services.actor.evaluator import episodes
 from services.actor.evaluator.episodes import run_episodes
+from services.common.errors import UserError
 from services.common.rpc import Stopped
 from tests.fakes import FakeEnv
 
@@ -99,7 +100,7 @@ def test_the_policy_acts_on_the_newest_observation() -> None:
 
 def test_an_episode_that_never_ends_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(episodes, "MAX_EPISODE_STEPS", 20)
-    with pytest.raises(RuntimeError, match="1 of 2 episodes did not end within 20 steps"):
+    with pytest.raises(UserError, match=r"1 of 2 episodes of env.factory did not end within 20 steps \(MAX_EPI"):
         _run(FakeEnv(2, episode_steps=np.array([10**9, 3])), 2)  # type: ignore[arg-type]
     assert _run(FakeEnv(2, episode_steps=20), 2).lengths.tolist() == [20, 20]
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from services.actor.envs.contract import AutoReset
-from services.actor.envs.factory import EnvFactoryError, build_env
+from services.actor.envs.factory import build_env
+from services.actor.envs.promises import EnvFactoryError
 from services.common.schema import ActionSpec, TensorSpec
 
 
@@ -23,18 +24,29 @@ class Fake:
         self.closed = False
         if fail == "build":
             raise OSError("no simulator here")
+        if fail == "quit":
+            sys.exit(0)
+        if fail == "array":
+            self.observation_spec = np.zeros((40, 4))
+        if fail in ("observation_spec", "action_spec", "autoreset"):
+            setattr(self, fail, 3)
 
     def reset(self, seed=None):
         if self.fail == "reset":
             raise RuntimeError("physics exploded")
+        if self.fail == "quit in reset":
+            sys.exit()
         self.seed = seed
         return [1.0] if self.fail == "list" else {self.name: np.zeros(self.shape, dtype=self.dtype)}
 
     def step(self, action):
-        raise NotImplementedError
+        if self.fail != "step":
+            sys.exit(1)
 
     def close(self):
         self.closed = True
+        if self.fail == "quit in reset":
+            sys.exit(1)
 
 
 @pytest.fixture
@@ -77,6 +89,12 @@ def test_gymnasium_ids_are_built_by_the_adapter(env_id):
         ({"fail": "build"}, "could not be built: OSError: no simulator here"),
         ({"unknown": 1}, "could not be built: TypeError: .*unknown"),
         ({"fail": "reset"}, "could not be reset: RuntimeError: physics exploded"),
+        ({"fail": "quit"}, r"the environment ended the process: sys\.exit\(0\) in the factory"),
+        ({"fail": "quit in reset"}, r"the environment ended the process: sys\.exit\(\) in reset"),
+        ({"fail": "observation_spec"}, "observation_spec is 3; it must be a tuple of TensorSpec"),
+        ({"fail": "array"}, r"observation_spec is array\(.*…; it must be a tuple of TensorSpec"),
+        ({"fail": "action_spec"}, "action_spec is 3; it must be an ActionSpec"),
+        ({"fail": "autoreset"}, r"autoreset is 3; it must be AutoReset\.SAME_STEP or"),
         ({"fail": "list"}, "reset returned a list; it must return a dict"),
         ({"lanes": 5}, "has 5 lanes; 2 were asked for"),
         ({"shape": (2, 3)}, r"'policy' has shape \(2, 3\) after reset; .* promise \(2, 4\)"),
@@ -106,6 +124,16 @@ def test_a_missing_member_is_named(module, member):
     module.make = make
     with pytest.raises(EnvFactoryError, match=f"returned a Partial, which has no (method )?{member}: it is not a Vec"):
         build()
+
+
+@pytest.mark.parametrize(
+    ("fail", "words"),
+    [("step", "step returned None, which has no observation"), ("", r"ended the process: sys\.exit\(1\) in step")],
+)
+def test_the_first_step_is_checked(module, fail, words):
+    env = build(fail=fail)
+    with pytest.raises(EnvFactoryError, match=words):
+        env.step(np.zeros(2, np.int64))
 
 
 def test_a_refused_environment_is_closed(module):
@@ -143,3 +171,11 @@ def test_a_module_that_cannot_be_imported_for_its_own_reasons(tmp_path, monkeypa
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(EnvFactoryError, match=r"cannot be imported: OSError: libcuda\.so\.1 is missing"):
         build_env("broken_simulator:make", {}, num_lanes=1, seed=0)
+
+
+@pytest.mark.parametrize("factory", ["quitting_simulator:make", "quitting_simulator:Name-v0"])
+def test_a_module_that_ends_the_process_when_it_is_imported(tmp_path, monkeypatch, factory):
+    (tmp_path / "quitting_simulator.py").write_text("import sys\nsys.exit(0)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(EnvFactoryError, match=r"sys\.exit\(0\) in the import of quitting_simulator"):
+        build_env(factory, {}, num_lanes=1, seed=0)

@@ -159,6 +159,12 @@ def test_no_run_no_best_and_no_episodes_are_refused(
     assert "shoal eval: there is no run in" in capsys.readouterr().err
     assert main([str(folder.path), "--episodes", "0"]) == 2
     assert "--episodes is 0; at least 1 is needed" in capsys.readouterr().err
+    for seed in ("-1", "2147483648"):
+        assert main([str(folder.path), "--seed", seed]) == 2
+        assert f"--seed is {seed}; a whole number from 0 to 2147483647 is needed" in capsys.readouterr().err
+    (folder.path / "best.safetensors").write_bytes(b"rubbish")
+    assert main([str(folder.path)]) == 2
+    assert "are damaged: it is not a whole safetensors file" in capsys.readouterr().err
     (folder.path / "best.safetensors").unlink()
     with pytest.raises(UserError, match="has no best parameters yet"):
         report(folder.path, episodes=1, seed=None, video=False)

@@ -61,6 +61,26 @@ def test_help_tells_of_itself(words, capsys):
     assert "usage: shoal replay" in capsys.readouterr().out
 
 
+def test_a_word_that_is_no_command_and_no_run_file_is_answered_with_the_commands(capsys):
+    assert command.main(["replay", "bogus"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("shoal: there is no run file 'bogus', and no command of that name")
+    assert line.endswith("one of inspect, items and snapshot")
+
+
+def test_a_run_file_of_any_name_is_for_the_service(executed, tmp_path):
+    (tmp_path / "settings").write_text("")
+    for word in (str(tmp_path / "settings"), "not_there.toml"):
+        with pytest.raises(Executed):
+            command.main(["replay", word])
+        assert executed.pop()[1][-1] == word
+
+
+def test_a_flag_that_stands_twice_is_refused(capsys):
+    assert command.main(["replay", "items", "127.0.0.1:1", "--max", "2", "--max=3"]) == 2
+    assert capsys.readouterr().err == "shoal: --max is given twice; leave one of them out\n"
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

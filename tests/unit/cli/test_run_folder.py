@@ -36,6 +36,14 @@ def test_a_run_without_a_name_is_called_after_its_file_and_the_time(run_file, tm
     assert load(run.config_file).config.run.name == run.name
 
 
+def test_a_run_file_with_a_long_name_makes_a_name_that_a_run_may_have(tmp_path):
+    file = tmp_path / f"{'long' * 40}.toml"
+    file.write_text(f'[run]\nfolder = "{tmp_path}/runs"\n')
+    run = opened(file)
+    assert load(run.config_file).config.run.name == run.name
+    assert run.name.endswith("-20250418-142701")
+
+
 def test_two_runs_of_one_second_have_two_folders(run_file):
     assert opened(run_file).folder != opened(run_file).folder
 

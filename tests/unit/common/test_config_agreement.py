@@ -32,8 +32,8 @@ def _load(flags: str) -> None:
             "@capacity 1000 @min_size_to_sample 761 @n_step 12 --env.lanes 10 --actor.count 2",
             "can never be reached: .* 1000 rows less the 240 steps whose windows are open",
         ),
-        ("@freshness_half_life_updates -1", "greater than or equal to 0"),
-        ("@td_weight 1.5", "less than or equal to 1"),
+        ("@freshness_half_life_updates -1", "it must be at least 0"),
+        ("@td_weight 1.5", "it must be at most 1"),
     ],
 )
 def test_sampling_that_deadlocks_or_has_no_effect_is_refused(flags: str, sentence: str) -> None:

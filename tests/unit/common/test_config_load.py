@@ -99,7 +99,7 @@ def test_an_unknown_key_is_named_with_its_origin_and_the_nearest_known_one(write
 
 def test_a_wrong_type_names_key_value_and_origin(write: Write) -> None:
     assert _sentence(write('[learner]\nbatch_size = "many"\n')).startswith(
-        "learner.batch_size = 'many' (arm.toml): input should be a valid integer"
+        "learner.batch_size = 'many' (arm.toml): a whole number is needed"
     )
     sentence = _sentence(None, (), {"SHOAL_REPLAY__CAPACITY": "1.5"})
     assert sentence.startswith("replay.capacity = 1.5 (variable SHOAL_REPLAY__CAPACITY):")
@@ -127,10 +127,61 @@ def test_toml_that_is_none_is_told_with_its_line(write: Write) -> None:
 def test_a_missing_or_unreadable_file_is_told(tmp_path: Path) -> None:
     missing = tmp_path / "none.toml"
     assert f"there is no run file {str(missing)!r}" in _sentence(missing)
-    assert "cannot be read" in _sentence(tmp_path)
+    assert _sentence(tmp_path) == f"{str(tmp_path)!r} is a folder; give the path of a .toml file, see configs/"
     binary = tmp_path / "binary.toml"
     binary.write_bytes(b"\xff\xfe")
-    assert "cannot be read" in _sentence(binary)
+    assert f"the run file {str(binary)!r} is not a text file" in _sentence(binary)
+    looping = tmp_path / "looping.toml"
+    looping.symlink_to(looping)
+    sentence = _sentence(looping)
+    assert sentence.startswith(f"the run file {str(looping)!r} cannot be read: ")
+    assert sentence.count("looping") == 1
+
+
+def test_a_byte_order_mark_is_no_part_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "arm.toml"
+    file.write_bytes(b"\xef\xbb\xbf[run]\nseed = 4\n")
+    assert load(file).config.run.seed == 4
+
+
+@pytest.mark.parametrize("second", [["--run.seed", "1"], ["--run.seed=1"], ["--run.seed=2"]])
+def test_a_flag_that_stands_twice_is_refused(second: Sequence[str]) -> None:
+    assert _sentence(None, ["--run.seed", "1", *second]) == "flag --run.seed is given twice; leave one of them out"
+    assert "given twice" in _sentence(None, ["--learner.batch-size", "64", "--learner.batch_size", "64"])
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "why"),
+    [
+        ("learner.batch_size", "{ a = 1 }", "a table stands where one value must be: a whole number is needed"),
+        ("learner.address", "{}", "a table stands where one value must be: a string is needed"),
+        ("replay.addresses", "[]", "the list is empty; at least one value is needed"),
+        ("td3.hidden_sizes", "7", "a list is needed, as in [64, 64]"),
+        ("run.name", "a b", "it may hold letters from A to Z, digits, '.', '_' and '-' alone"),
+        ("replay.memory", "lots", 'a size in bytes is needed, as in "8GiB"'),
+        ("report.video", "maybe", "true or false is needed"),
+        ("env.kwargs", "3", "a table is needed, as in { name = 1 }"),
+        ("actor.on_full", "wait", "it must be 'block' or 'drop_oldest'"),
+        ("replay.discount", "2", "it must be at most 1"),
+        ("td3.policy_learning_rate", "0", "it must be greater than 0"),
+    ],
+)
+def test_the_reason_is_in_words_of_the_run_file(flag: str, value: str, why: str) -> None:
+    sentence = _sentence(None, [f"--{flag}", value])
+    assert sentence.startswith(f"{flag} = ")
+    assert sentence.endswith(f" (flag --{flag}): {why}")
+
+
+def test_a_value_where_a_section_stands_is_told(write: Write) -> None:
+    assert _sentence(write("learner = 3\n")) == (
+        "learner = 3 (arm.toml): it is a section, not a value: set the keys in it"
+    )
+
+
+def test_a_wrong_entry_of_a_list_is_told_once() -> None:
+    assert _sentence(None, ["--td3.hidden_sizes", '["a"]']) == (
+        "td3.hidden_sizes.0 = 'a' (flag --td3.hidden_sizes): a whole number is needed"
+    )
 
 
 @pytest.mark.parametrize("flag", ["run.seed", "--seed", "--seed=run.seed", "-x"])

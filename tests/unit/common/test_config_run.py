@@ -6,7 +6,8 @@ from typing import Any, Sequence
 import pytest
 
 from services.common.config.load import ConfigError, load
-from services.common.config.run import RunConfig, check_address
+from services.common.config.run import RunConfig
+from services.common.config.values import check_address
 
 
 def _sentence(*flags: str) -> str:
@@ -68,6 +69,10 @@ def test_the_chosen_error_buffer_covers_the_largest_calls_of_both_sides() -> Non
         ("run.name", ["a/b", "''"]),
         ("td3.hidden_sizes", ["[]"]),
         ("algorithm.name", ["ppo"]),
+        ("run.folder", ["''"]),
+        ("run.seed", ["-1", "2147483648"]),
+        ("replay.capacity", ["1000000000001", "1e30"]),
+        ("replay.samples_per_insert", ["1000001"]),
     ],
 )
 def test_impossible_values_are_refused_by_key_and_origin(key: str, values: Sequence[str]) -> None:
@@ -77,7 +82,57 @@ def test_impossible_values_are_refused_by_key_and_origin(key: str, values: Seque
         assert re.match(rf"{re.escape(key)} = .* \(flag --{re.escape(key)}\): ", _sentence(f"--{key}", value)), value
 
 
+@pytest.mark.parametrize("sizes", ["[0]", "[64, -1]", "[65537]", "[1.5]"])
+@pytest.mark.parametrize("algorithm", ["td3", "dqn"])
+def test_layers_have_a_width_that_a_network_can_have(algorithm: str, sizes: str) -> None:
+    sentence = _sentence(f"--{algorithm}.hidden_sizes", sizes)
+    assert re.match(rf"{algorithm}\.hidden_sizes\.\d = .* \(flag --{algorithm}\.hidden_sizes\): ", sentence)
+
+
+@pytest.mark.parametrize("name", [".", "..", "a" * 101])
+def test_a_name_is_one_of_a_folder(name: str) -> None:
+    assert "run.name" in _sentence("--run.name", name)
+    assert "flag --run.name" in _sentence("--run.name", name)
+
+
+@pytest.mark.parametrize("device", ["3", "mps", "gpu", "cuda:", "cuda:x", "CUDA", "''", "cuda:0\n"])
+def test_what_is_no_device_is_refused(device: str) -> None:
+    assert "is no device; write cpu, cuda, or cuda:N" in _sentence("--learner.device", device)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:1"])
+def test_devices_of_torch_are_taken(device: str) -> None:
+    assert load(None, ["--learner.device", device]).config.learner.device == device
+
+
+def test_noise_that_would_fall_along_the_ladder_is_refused() -> None:
+    sentence = _sentence("--td3.noise_min", "0.9")
+    assert "td3.noise_min = 0.9 is larger than td3.noise_max = 0.8" in sentence
+    assert "(td3.noise_min: flag --td3.noise_min)" in sentence
+    assert load(None, ["--td3.noise_min", "0.8"]).config.td3.noise_min == 0.8
+
+
+def test_an_index_beyond_the_actors_is_refused() -> None:
+    assert "the index runs from 0 to count - 1 (actor.index: flag --actor.index)" in _sentence("--actor.index", "2")
+    assert load(None, ["--actor.index", "1"]).config.actor.index == 1
+
+
+@pytest.mark.parametrize("section", ["replay", "learner", "evaluator", "actor"])
+@pytest.mark.parametrize("address", ["replay.addresses", "learner.address"])
+def test_metrics_on_the_port_of_an_address_are_refused(section: str, address: str) -> None:
+    flags = [f"--{address}", "127.0.0.1:9500", f"--{section}.metrics_port"]
+    sentence = _sentence(*flags, "9500")
+    assert f"{section}.metrics_port = 9500 is the port of {address} = 127.0.0.1:9500 too" in sentence
+    load(None, [*flags, "9501"])
+
+
+def test_a_metrics_port_that_nobody_set_is_in_nobodys_way() -> None:
+    load(None, ["--replay.addresses", "127.0.0.1:9401"])  # `shoal up` takes a free one for the metrics
+    load(None, ["--replay.addresses", "127.0.0.1:0", "--replay.metrics_port", "0"])
+
+
 def test_the_ends_of_the_ranges_are_allowed() -> None:
+    load(None, ["--run.seed", "2147483647", "--run.name", "a" * 100, "--td3.hidden_sizes", "[1, 65536]"])
     config = load(None, ["--replay.n_step", "1", "--replay.discount", "1", "--replay.priority_exponent", "0"]).config
     assert (config.replay.n_step, config.replay.discount, config.replay.priority_exponent) == (1, 1.0, 0.0)
 

@@ -59,6 +59,27 @@ def test_a_file_where_a_folder_must_be_is_told(tmp_path: Path) -> None:
         write_atomically(tmp_path / "runs" / "x", b"")
 
 
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [
+        (errno.EACCES, "make the folder writable for this user, or choose another run.folder"),
+        (errno.EROFS, "make the folder writable for this user, or choose another run.folder"),
+        (errno.ENOSPC, "free some space or choose another run.folder"),
+        (errno.EIO, "choose another run.folder"),
+    ],
+)
+def test_the_advice_is_for_the_reason(
+    number: int, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_descriptor: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(UserError) as caught:
+        write_atomically(tmp_path / "x", b"new")
+    assert str(caught.value) == f"cannot write {str(tmp_path / 'x')!r}: {os.strerror(number)}; {advice}"
+
+
 @pytest.fixture
 def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "disk"

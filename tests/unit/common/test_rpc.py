@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 import time
@@ -109,10 +110,33 @@ def test_calls_are_repeated_until_the_server_comes_up(
         asking.join(10)
         assert [answer.run_id for answer in answers] == ["here"]
         assert client.waiting_for == ""
-        assert log.events("warning") == [f"waiting for the replay at {address}"]  # once, however often it tried
-        assert log.events("info") == [f"the replay at {address} is there"]
+        assert log.events("warning") == []  # it was only starting
+        assert log.events("info") == [f"waiting for the replay at {address}", f"the replay at {address} is there"]
+        assert log.lines[0] == ("info", f"waiting for the replay at {address}", {})
     finally:
         server.stop(0)
+
+
+def test_a_wait_that_lasts_is_one_warning_with_its_reason(log: FakeLog, eventually: Eventually) -> None:
+    stopping = threading.Event()
+    client = Caller("replay", "127.0.0.1:1", stopping, log, patience_s=0.3)
+    stub = replay_pb2_grpc.ReplayServiceStub(client.channel)
+
+    def ask() -> None:
+        with contextlib.suppress(Stopped):
+            client.call(stub.GetInfo, INFO, timeout_s=5)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    eventually(lambda: log.events("warning"))
+    stopping.wait(0.5)
+    stopping.set()
+    asking.join(5)
+    client.close()
+    assert log.events() == ["waiting for the replay at 127.0.0.1:1"] * 2  # however often it tried
+    (values,) = [values for level, _event, values in log.lines if level == "warning"]
+    assert values["waited_s"] >= 0.3
+    assert values["reason"].startswith("unavailable: ")
 
 
 def test_a_stop_ends_the_repeating(caller: Any, eventually: Eventually) -> None:

@@ -36,7 +36,7 @@ def test_the_best_comes_back_and_a_better_one_takes_its_place(tmp_path: Path) ->
 
 def test_damaged_best_parameters_are_told(tmp_path: Path) -> None:
     (tmp_path / "best.safetensors").write_bytes(b"rubbish")
-    with pytest.raises(UserError, match=r"best\.safetensors' are damaged"):
+    with pytest.raises(UserError, match=r"best\.safetensors' are damaged: .*; move the file away: the next evaluation"):
         RunFolder(tmp_path).load_best()
 
 
@@ -49,6 +49,18 @@ def test_the_learning_curve_grows_and_outlives_a_line_cut_short(tmp_path: Path) 
     file.write_text(whole + whole[:20])
     assert folder.evaluations() == [EVALUATION]
     folder.append_evaluation(EVALUATION)  # lands behind the torn line
+    folder.append_evaluation(replace(EVALUATION, version=5))
+    assert [evaluation.version for evaluation in folder.evaluations()] == [3, 5]
+
+
+@pytest.mark.parametrize(
+    "rubbish", [b"\xff\xfe\x80", bytes(300), b"[" * 100_000, b"[1]", b'{"version": 1}', b'{"version": "\xff"}']
+)
+def test_the_learning_curve_passes_over_what_is_no_evaluation(rubbish: bytes, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.append_evaluation(EVALUATION)
+    file = tmp_path / "evaluations.jsonl"
+    file.write_bytes(file.read_bytes() + rubbish + b"\n" + file.read_bytes().replace(b": 3,", b': "\xff",'))
     folder.append_evaluation(replace(EVALUATION, version=5))
     assert [evaluation.version for evaluation in folder.evaluations()] == [3, 5]
 

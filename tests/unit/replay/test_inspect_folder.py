@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from services.common.errors import UserError
 from services.replay.inspect_folder import main
 
 
@@ -51,3 +55,34 @@ def test_what_is_no_ring_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "format.json' is missing" in capsys.readouterr().err
     assert main([]) == 2
     assert "usage:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_damaged_chunk_log_is_said_as_the_replay_says_it(
+    is_cut: bool, make_durable: Any, feed: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    durable = make_durable()
+    feed(durable.table, 12)
+    durable.drop()
+    log = durable.path / "chunks" / "00000000.log"
+    data = log.read_bytes()
+    log.write_bytes(data[:700] + (bytes(len(data) - 700) if is_cut else b"\xa5" * 600 + data[1300:]))
+    with pytest.raises(UserError) as caught:
+        durable.open()
+    assert "00000000.log' is damaged" in str(caught.value)
+    assert main([str(durable.path), "--check"]) != 0
+    answer = capsys.readouterr()
+    assert answer.err == f"shoal replay inspect: {caught.value}\n"
+    assert "damaged  " not in answer.out
+
+
+def test_a_reader_that_has_gone_is_no_crash(make_durable: Any, feed: Any) -> None:
+    durable = make_durable()
+    feed(durable.table, 3)
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "services.replay.inspect_folder", str(durable.path), "--check"]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, check=False)
+    os.close(write)
+    assert done.stderr == b""
+    assert done.returncode == 141

@@ -118,3 +118,17 @@ def test_what_is_no_dump_is_refused_by_name(tmp_path: Path) -> None:
 def test_no_room_at_all_is_refused(tmp_path: Path, changes: Any) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         _dump(tmp_path, FakeLog(), **changes)
+
+
+def test_a_lane_that_stays_sick_is_written_once_a_minute(tmp_path: Path, lane: SickLane) -> None:
+    clock = [1000.0]
+    dump = _dump(tmp_path, FakeLog(), now_s=lambda: clock[0])
+    for _ in range(59):
+        dump.write(lane)
+        clock[0] += 1.0
+    assert dump.written == 1
+    dump.write(dataclasses.replace(lane, lane=7))
+    assert dump.written == 2
+    clock[0] += 1.0
+    dump.write(lane)
+    assert dump.written == 3
