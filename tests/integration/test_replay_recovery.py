@@ -28,6 +28,7 @@ from services.replay.inspect_folder import main as inspect
 from services.replay.ring_folder import RingFolder
 from services.replay.table import Table, TableSettings
 from shoal.v1 import experience_pb2, replay_pb2, replay_pb2_grpc
+from tests.e2e.launcher import with_flags
 
 NUM_KILLS = 50
 CAPACITY = 6000  # the ring wraps several times in a life
@@ -52,7 +53,7 @@ class Replay:
     def start(self, *flags: str) -> None:
         with self.log.open("wb") as stream:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "services.replay", *self.flags, *flags],
+                [sys.executable, "-m", "services.replay", *with_flags(self.flags, flags)],
                 stdout=stream,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},

@@ -88,9 +88,9 @@ def test_a_users_own_folder_of_the_name_does_not_swallow_ours(tmp_path: Path) ->
     program = (
         f"import sys; sys.path.append({str(tmp_path)!r})\n"
         "import services.common.codec, services.actor.loop, services\n"
-        "print(services.__file__, len(list(services.__path__)))\n"
+        "print(services.__file__, len(list(services.__path__)), sep='\\n')\n"
     )
-    assert _run("-c", program).split() == [str(ROOT / "__init__.py"), "1"]
+    assert _run("-c", program).splitlines() == [str(ROOT / "__init__.py"), "1"]
 
 
 def test_services_is_a_regular_package() -> None:

@@ -121,7 +121,7 @@ def test_ctrl_c_ends_quietly(monkeypatch):
 
 def test_a_reader_that_went_away_is_no_crash():
     probe = "from services.cli.__main__ import main\nimport sys\nsys.exit(main(['config', 'show']))"
-    shell = f'{sys.executable} -c "{probe}" | true; echo "code ${{PIPESTATUS[0]}}"'
+    shell = f'"{sys.executable}" -c "{probe}" | true; echo "code ${{PIPESTATUS[0]}}"'
     done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False)
     assert done.stderr == ""
     assert done.stdout.strip() in {"code 141", "code 0"}
