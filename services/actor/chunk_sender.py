@@ -13,6 +13,7 @@ from services.common.codec import encode_schema, fill_chunk, fill_counters
 from services.common.errors import Fenced
 from services.common.log import Log
 from services.common.peer import Peer
+from services.common.round_trip import RoundTrips
 from services.common.rpc import Caller, Refused, Stopped, Unavailable, call_once
 from services.common.schema import Schema
 from shoal.v1 import experience_pb2, replay_pb2, replay_pb2_grpc
@@ -80,6 +81,7 @@ class ChunkSender:
         self._ended = False  # nothing is delivered any more
         self._sequence = 0
         self._produced = 0
+        self._trips = RoundTrips()
         self._dropped: Dict[str, int] = {}
         self._blocked = ""
         self.acknowledged_steps = 0
@@ -157,7 +159,9 @@ class ChunkSender:
     def _deliver(self, queued: _Queued) -> None:
         while True:
             request = self._request(queued, INSERT_WAIT_S)
+            sent_s = time.monotonic()
             response = self._caller.call(self._stub.Insert, request, timeout_s=INSERT_WAIT_S + CALL_MARGIN_S)
+            self._trips.note(time.monotonic() - sent_s, response.held_seconds)
             if self._settled(response, queued):
                 return
             if self._stopping.wait(response.retry_after_seconds):
@@ -226,7 +230,7 @@ class ChunkSender:
             request.schema.CopyFrom(encode_schema(self._schema))
         request.max_wait_seconds = max_wait_s
         request.chunk.sequence = self._sequence
-        request.chunk.queued_seconds = time.monotonic() - queued.since
+        request.chunk.queued_seconds = time.monotonic() - queued.since + self._trips.half_s
         with self._changed:
             buffered = sum(waiting.num_valid for waiting in self._queue)
             fill_counters(request.chunk.counters, ActorCounters(self._produced, buffered, self.dropped_steps))

@@ -3,10 +3,43 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict, List, Union
+from typing import Any, Dict, List, Optional, Tuple, Union
 
 import numpy as np
 import numpy.typing as npt
+
+
+Part = Union[slice, "npt.NDArray[np.int64]"]
+
+
+@dataclass(frozen=True)
+class Stamps:
+    """Where the age of N drawn items comes from: versions that were known on an item's way, and seconds of each hop.
+
+    Each process adds durations of its own clock; nothing compares clocks of two machines.
+    """
+
+    actor_index: npt.NDArray[Any]  # <uint32>[N], places in `actor_names`
+    actor_names: Tuple[str, ...]
+    known_version: npt.NDArray[np.int64]  # [N], newest that the actor knew at the end of the item's chunk
+    arrival_version: npt.NDArray[np.int64]  # [N], newest that the replay knew when it acknowledged the chunk
+    sampling_version: int  # newest that the replay knew at the draw
+    acting_s: npt.NDArray[np.float32]  # [N], from the item's first step to the end of its chunk
+    transit_s: npt.NDArray[np.float32]  # [N], from there to the insertion: queued, held by the replay, on the wire
+    ring_s: npt.NDArray[np.float32]  # [N], from the insertion to the draw
+
+    def at(self, part: Part) -> Stamps:
+        """The stamps of some items: a slice of these, or those at <int64>[M]."""
+        return Stamps(
+            actor_index=self.actor_index[part],
+            actor_names=self.actor_names,
+            known_version=self.known_version[part],
+            arrival_version=self.arrival_version[part],
+            sampling_version=self.sampling_version,
+            acting_s=self.acting_s[part],
+            transit_s=self.transit_s[part],
+            ring_s=self.ring_s[part],
+        )
 
 
 @dataclass(frozen=True)
@@ -18,6 +51,7 @@ class DrawnKeys:
     priority: npt.NDArray[np.float64]  # [N]
     times_sampled: npt.NDArray[np.int64]  # [N]
     bootstrap_keys: npt.NDArray[np.int64]  # [N], of the rows that hold the next observations
+    stamps: Optional[Stamps] = None  # None in the replay, which keeps them apart
 
     def split(self, batch_size: int) -> List[DrawnKeys]:
         """The same items as draws of `batch_size`, which divides their number; nothing is copied."""
@@ -27,13 +61,14 @@ class DrawnKeys:
         """The items at `places` <int64>[M] of these."""
         return self._part(places)
 
-    def _part(self, part: Union[slice, npt.NDArray[np.int64]]) -> DrawnKeys:
+    def _part(self, part: Part) -> DrawnKeys:
         return DrawnKeys(
             keys=self.keys[part],
             probability=self.probability[part],
             priority=self.priority[part],
             times_sampled=self.times_sampled[part],
             bootstrap_keys=self.bootstrap_keys[part],
+            stamps=self.stamps.at(part) if self.stamps is not None else None,
         )
 
 
@@ -56,6 +91,7 @@ class Batch:
     next_observation: Dict[str, npt.NDArray[Any]]  # name -> [N, ...], true final observation at an episode's end
     policy_version: npt.NDArray[np.int64]  # [N], of the start step
     num_items: int  # items in the table when the batch was drawn: the N of the importance weights
+    stamps: Optional[Stamps] = None  # None in a batch that no replay drew
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -77,4 +113,5 @@ class Batch:
             next_observation={name: rows[part] for name, rows in self.next_observation.items()},
             policy_version=self.policy_version[part],
             num_items=self.num_items,
+            stamps=self.stamps.at(part) if self.stamps is not None else None,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import google_crc32c
 import numpy as np
@@ -12,6 +12,7 @@ import numpy.typing as npt
 from services.common.batch import Batch, DrawnKeys
 from services.common.chunk import MAX_CHUNK_ROWS, ActorCounters, Chunk, FinalObservations
 from services.common.schema import ActionSpec, Schema, SchemaError, TensorSpec
+from services.common.stamps_codec import StampSource, decode_stamps, join_stamps
 from shoal.v1 import experience_pb2, replay_pb2, tensor_pb2
 
 if TYPE_CHECKING:
@@ -266,7 +267,7 @@ class _ChunkBytes:
         return int(crc) or 1
 
 
-def fill_batch(message: replay_pb2.SampledBatch, batch: Batch, age_seconds: npt.NDArray[np.float32]) -> None:
+def fill_batch(message: replay_pb2.SampledBatch, batch: Batch) -> None:
     """Pack a sampled batch into an empty message, in its place: handing a message to its parent copies every byte."""
     message.keys = batch.keys.tobytes()
     message.probability = batch.probability.tobytes()
@@ -278,7 +279,6 @@ def fill_batch(message: replay_pb2.SampledBatch, batch: Batch, age_seconds: npt.
     message.discount = batch.discount.tobytes()
     _fill_tensors(message.next_observation, batch.next_observation)
     message.policy_version = batch.policy_version.tobytes()
-    message.age_seconds = age_seconds.tobytes()
 
 
 def fill_drawn(message: replay_pb2.SampledBatch, drawn: DrawnKeys) -> None:
@@ -290,8 +290,8 @@ def fill_drawn(message: replay_pb2.SampledBatch, drawn: DrawnKeys) -> None:
     message.bootstrap_keys = drawn.bootstrap_keys.tobytes()
 
 
-def decode_drawn(messages: Sequence[replay_pb2.SampledBatch]) -> DrawnKeys:
-    """The drawn keys of several messages, one after the other.
+def decode_drawn(messages: Sequence[replay_pb2.SampledBatch], source: Optional[StampSource] = None) -> DrawnKeys:
+    """The drawn keys of several messages, at least one, one after the other; with their stamps if `source` is given.
 
     Raises:
         SchemaError: the columns of one of them are not of one length.
@@ -308,11 +308,12 @@ def decode_drawn(messages: Sequence[replay_pb2.SampledBatch]) -> DrawnKeys:
         priority=joined("priority", "float64"),
         times_sampled=joined("times_sampled", "int64"),
         bootstrap_keys=joined("bootstrap_keys", "int64"),
+        stamps=join_stamps([decode_stamps(m, n, source) for m, n in zip(messages, counts)]) if source else None,
     )
 
 
-def decode_batch(message: replay_pb2.SampledBatch, num_items: int) -> Batch:
-    """View a sampled batch.
+def decode_batch(message: replay_pb2.SampledBatch, num_items: int, source: Optional[StampSource] = None) -> Batch:
+    """View a sampled batch; with its stamps if `source` is given.
 
     Raises:
         SchemaError: its columns are not of one length.
@@ -330,6 +331,7 @@ def decode_batch(message: replay_pb2.SampledBatch, num_items: int) -> Batch:
         next_observation=_decode_tensors(message.next_observation),
         policy_version=decode_column("policy_version", message.policy_version, "int64", (n,)),
         num_items=num_items,
+        stamps=decode_stamps(message, n, source) if source else None,
     )
 
 

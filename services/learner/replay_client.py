@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass
 from typing import Callable, List, Optional, Tuple
 
@@ -15,8 +16,10 @@ from services.common.errors import UserError
 from services.common.lifecycle import Lifecycle
 from services.common.log import Log
 from services.common.peer import Peer
+from services.common.round_trip import RoundTrips
 from services.common.rpc import Caller, Refused, Stopped, Unavailable, call_once
 from services.common.schema import Schema
+from services.common.stamps_codec import StampSource
 from services.learner.batch_queue import BatchQueue
 from services.learner.ring_rows import RingRows, attach
 from shoal.v1 import replay_pb2, replay_pb2_grpc
@@ -29,10 +32,12 @@ MAX_ROW_BYTES = 32 * 1024 * 1024  # of a call's batches: larger messages, and la
 
 @dataclass(frozen=True)
 class DrawnBatch:
-    """A batch and the table that its keys belong to."""
+    """A batch, the table that its keys belong to, and its way from there."""
 
     batch: Batch
     table_id: int
+    arrived_s: float = 0.0  # monotonic clock at the answer
+    half_trip_s: float = 0.0  # bound of how long the answer was on its way
 
 
 class ReplayClient:
@@ -85,6 +90,8 @@ class ReplayClient:
         self._lock = threading.Lock()
         self._paused = threading.Event()
         self._waiting_for = ""
+        self._trips = RoundTrips()
+        self._names: Tuple[int, Tuple[str, ...]] = (0, ())  # of actors, and the table whose they are
         self._digest = ""  # of the schema, once it is known
 
     @property
@@ -180,6 +187,7 @@ class ReplayClient:
         while not (self._lifecycle.stopping.is_set() or self._paused.is_set()):
             ring = self._ring
             version, updates = self._newest()
+            table_id, names = self._names
             request = replay_pb2.SampleRequest(
                 peer=self._peer.to_proto(self._digest),
                 num_batches=self._num_batches,
@@ -190,7 +198,10 @@ class ReplayClient:
                 max_wait_seconds=SAMPLE_WAIT_S,
                 transport=replay_pb2.TRANSPORT_MAPPED if ring else replay_pb2.TRANSPORT_GRPC,
                 nonce=ring.nonce if ring else "",
+                known_table_id=table_id,
+                known_actors=len(names),
             )
+            sent_s = time.monotonic()
             try:
                 response = self._caller.call(self._stub.Sample, request, timeout_s=SAMPLE_WAIT_S + CALL_MARGIN_S)
                 if response.status == replay_pb2.SAMPLE_STATUS_UNPROVEN:
@@ -198,15 +209,24 @@ class ReplayClient:
                     continue
             except Stopped:
                 return
+            arrived_s = time.monotonic()
+            self._trips.note(arrived_s - sent_s, response.held_seconds)
             self._waiting_for = response.reason
-            self._put([DrawnBatch(batch, response.table_id) for batch in self._rows_of(response, ring)])
+            if response.actor_names:
+                names = tuple(response.actor_names)
+                self._names = (response.table_id, names)
+            source = StampSource(response.sampling_version, names)
+            batches, half_trip_s = self._rows_of(response, ring, source), self._trips.half_s
+            self._put([DrawnBatch(batch, response.table_id, arrived_s, half_trip_s) for batch in batches])
 
-    def _rows_of(self, response: replay_pb2.SampleResponse, ring: Optional[RingRows]) -> List[Batch]:
+    def _rows_of(
+        self, response: replay_pb2.SampleResponse, ring: Optional[RingRows], source: StampSource
+    ) -> List[Batch]:
         if not response.batches:
             return []
         if ring is None:
-            return [decode_batch(message, response.num_items) for message in response.batches]
-        whole = ring.gather(decode_drawn(response.batches), response.num_items)
+            return [decode_batch(message, response.num_items, source) for message in response.batches]
+        whole = ring.gather(decode_drawn(response.batches, source), response.num_items)
         return whole.split(self._batch_size) if whole is not None else []
 
     def _attach(self, outdated: Optional[RingRows]) -> None:

@@ -67,6 +67,7 @@ class RingRows:
             next_observation={name: rows[f"next_observation.{name}"] for name in observation},
             policy_version=rows["policy_version"],
             num_items=num_items,
+            stamps=drawn.stamps,
         )
 
 

@@ -181,6 +181,7 @@ def table_settings(config: RunConfig, capacity: int) -> TableSettings:
             td_weight=replay.td_weight,
             freshness_half_life_updates=replay.freshness_half_life_updates,
             max_times_sampled=replay.max_times_sampled,
+            max_lag_updates=config.staleness.max_lag_updates,
         ),
         samples_per_insert=replay.samples_per_insert,
         error_buffer=config.error_buffer,

@@ -76,6 +76,13 @@ class Admission:
         self._n_step = n_step
         self.actors: Dict[str, ActorRecord] = {}
         self.names: List[str] = []  # by index
+        self._name_table: Tuple[str, ...] = ()
+
+    def name_table(self) -> Tuple[str, ...]:
+        """The names by index; the same object as long as no actor comes."""
+        if len(self._name_table) != len(self.names):
+            self._name_table = tuple(self.names)
+        return self._name_table
 
     def take_over(self, other: Admission) -> None:
         """Know from now on what `other` knows."""

@@ -7,13 +7,16 @@ from typing import Any
 import numpy as np
 
 from services.common.codec import encode_tensor, fill_batch, fill_drawn
+from services.common.stamps_codec import fill_stamps
 from services.replay.priorities import PriorityOutcome
 from services.replay.table import SampleStatus, Table
 from services.replay.table_info import InspectedItem, SampleResult
 from shoal.v1 import replay_pb2
 
 
-def sample_response(result: SampleResult, outcome: PriorityOutcome, table_id: int) -> replay_pb2.SampleResponse:
+def sample_response(
+    result: SampleResult, outcome: PriorityOutcome, table_id: int, request: replay_pb2.SampleRequest
+) -> replay_pb2.SampleResponse:
     drawn = result.status is SampleStatus.OK
     response = replay_pb2.SampleResponse(
         status=replay_pb2.SAMPLE_STATUS_OK if drawn else replay_pb2.SAMPLE_STATUS_WAITING,
@@ -23,12 +26,20 @@ def sample_response(result: SampleResult, outcome: PriorityOutcome, table_id: in
         priority_result=priority_result(outcome),
         table_id=table_id,
     )
-    if result.batches:
-        for batch, age_s in zip(result.batches, result.ages_s):
-            fill_batch(response.batches.add(), batch, age_s)
-    else:
-        for keys in result.drawn:
-            fill_drawn(response.batches.add(), keys)
+    if result.stamps is None:
+        return response
+    stamps, at = result.stamps.resolve(), 0
+    for place, keys in enumerate(result.drawn):
+        message, part = response.batches.add(), slice(at, at + len(keys.keys))
+        if result.batches:
+            fill_batch(message, result.batches[place])
+        else:
+            fill_drawn(message, keys)
+        fill_stamps(message, stamps.at(part))
+        at = part.stop
+    response.sampling_version = stamps.sampling_version
+    if (request.known_table_id, request.known_actors) != (table_id, len(stamps.actor_names)):
+        response.actor_names.extend(stamps.actor_names)
     return response
 
 
@@ -58,6 +69,7 @@ def fill_info(response: replay_pb2.GetReplayInfoResponse, table: Table) -> None:
     info = table.info()
     response.capacity_rows, response.rows, response.num_items = info.capacity_rows, info.rows, info.num_items
     response.n_step, response.discount, response.newest_version = info.n_step, info.discount, info.newest_version
+    response.expired_items, response.expirations = info.sampling.num_expired, info.sampling.expired_items
     _copy_fields(info.steps, response.steps)
     _copy_fields(info.limiter, response.limiter)
     for waiter in info.waiters:

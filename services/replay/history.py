@@ -15,6 +15,7 @@ from services.replay import records
 from services.replay.admission import ActorRecord, Admission, LaneGroup
 from services.replay.chunk_log import Segment, segments_in
 from services.replay.records import CHUNK_DTYPE, Counts, Parsed, Record, RecordKind
+from services.replay.version_history import VersionHistory
 
 
 class Life(NamedTuple):
@@ -32,6 +33,8 @@ class History:
     counts: Counts  # after the last event
     admission: Admission  # without open windows: those come from the rows
     chunks: npt.NDArray[Any]  # CHUNK_DTYPE[M], as they were acknowledged, overwritten ones included
+    arrival_versions: npt.NDArray[np.int64]  # [M], newest that the replay knew at each chunk's insertion; 0: none
+    versions: VersionHistory  # of the chief, as far as it was heard of
     severed_after: npt.NDArray[np.bool_]  # [M], nothing that follows in its life belongs to this chunk's last steps
     lives: Dict[Life, npt.NDArray[np.int64]]  # indices of chunks, in order
     dropped_keys: Set[int] = field(default_factory=set)  # first keys of chunks that were found damaged
@@ -102,6 +105,8 @@ def read_history(folder: Path, n_step: int, now_s: float, *, strict: bool) -> Hi
         counts=counts,
         admission=Admission(n_step),
         chunks=np.zeros(0, CHUNK_DTYPE),
+        arrival_versions=np.zeros(0, np.int64),
+        versions=VersionHistory(),
         severed_after=np.zeros(0, np.bool_),
         lives={},
         segments=segments,
@@ -179,14 +184,17 @@ def _stretches(segments: List[Segment], parsed: List[Parsed], *, strict: bool) -
 def _replay(history: History, stretches: List[_Stretch], n_step: int, now_s: float) -> None:
     bodies: List[bytes] = []
     chunk_records: List[Record] = []
+    arrivals: List[int] = []
     ends_of_windows: List[Tuple[int, int]] = []  # (chunks before it, actor): all of its windows were closed
     for stretch in stretches:
         _load_summary(history.admission, stretch.summary, n_step, now_s)
+        history.versions.restart(records.summary_versions(stretch.summary))
         first = len(bodies)
         for record in stretch.records:
             if record.kind is RecordKind.CHUNK:
                 bodies.append(records.chunk_facts(record))
                 chunk_records.append(record)
+                arrivals.append(history.versions.newest_version)
             elif record.kind is RecordKind.ACTOR:
                 index, name, incarnation = records.actor_facts(record)
                 history.admission.enter(name, incarnation, now_s)
@@ -195,12 +203,21 @@ def _replay(history: History, stretches: List[_Stretch], n_step: int, now_s: flo
                 ends_of_windows.append((len(bodies), records.closed_actor(record)))
             elif record.kind is RecordKind.DROPPED:
                 history.dropped_keys.add(records.dropped_key(record))
+            elif record.kind is RecordKind.VERSION:
+                _note_version(history.versions, *records.version_facts(record))
         chunks = np.frombuffer(b"".join(bodies[first:]), CHUNK_DTYPE)
         _acknowledge(history.admission, chunks, chunk_records[first:], n_step)
     history.chunks = np.frombuffer(b"".join(bodies), CHUNK_DTYPE)
+    history.arrival_versions = np.array(arrivals, np.int64)
     history.severed_after = np.zeros(len(bodies), np.bool_)
     history.lives = _lives(history.chunks)
     _sever(history, ends_of_windows)
+
+
+def _note_version(versions: VersionHistory, version: int, updates: int) -> None:
+    if version < versions.newest_version:
+        versions.restart()
+    versions.note(version, updates)
 
 
 def _load_summary(admission: Admission, summary: Record, n_step: int, now_s: float) -> None:

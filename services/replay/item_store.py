@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,7 @@ import numpy.typing as npt
 from services.common.batch import Batch, DrawnKeys
 from services.common.chunk import TERMINATED, TRUNCATED, VALID, Chunk
 from services.common.schema import Schema
+from services.replay.chunk_stamps import ChunkStamp, ChunkStamps
 from services.replay.items import ITEM, LOST, NO_STEP, OPEN, Timeline, build_windows
 from services.replay.priorities import MAX_PRIORITY, MIN_PRIORITY, PriorityOutcome, priority_of
 from services.replay.rate_limiter import Stock
@@ -61,6 +62,7 @@ class Intake:
     follows_gap: bool  # steps are missing between the lane group's last chunk and this one
     actor: int  # index of the actor's record
     now_s: float  # the table's clock
+    transit_s: float = 0.0  # since the chunk's last step
 
 
 def _unrecorded(_first_key: int) -> None:
@@ -89,17 +91,19 @@ class ItemStore:
         self.n_step = n_step
         self.discount = discount
         self.ring = Ring(capacity, schema, allocate, guards)
-        self.sampler = Sampler(self.ring, sampling, history or VersionHistory())
+        self.history = history or VersionHistory()
+        self.sampler = Sampler(self.ring, sampling, self.history)
+        self.stamps = ChunkStamps(capacity)
         self.counters = StepCounters()
 
     @property
     def num_items(self) -> int:
         """Items that can be drawn."""
-        return self.num_resident_items - self.sampler.num_exhausted
+        return self.num_resident_items - self.sampler.num_exhausted - self.sampler.num_expired
 
     @property
     def num_resident_items(self) -> int:
-        """Items in the ring, with those that were drawn max_times_sampled times."""
+        """Items in the ring, with those that were drawn max_times_sampled times, or have expired."""
         return self.counters.resident - self.counters.unripe
 
     def stock(self) -> Stock:
@@ -107,6 +111,7 @@ class ItemStore:
         return Stock(
             num_items=self.num_items,
             num_resident=self.num_resident_items,
+            num_expired=self.sampler.num_expired,
             num_draws=self.sampler.draws_left,
             is_full=self.ring.num_rows == self.ring.capacity,
         )
@@ -135,9 +140,26 @@ class ItemStore:
         self.counters.unripe += num_valid
         timeline = self._timeline(first_key, chunk, lane_open_keys, intake)
         open_keys = self._settle(timeline, evicted)
+        self._stamp(first_key, chunk, intake)
         record(first_key)
         self.ring.commit()
         return open_keys
+
+    def _stamp(self, first_key: int, chunk: Chunk, intake: Intake) -> None:
+        stamp = ChunkStamp(
+            first_key=first_key,
+            known_version=chunk.newest_version,
+            arrival_version=self.history.newest_version,
+            inserted_s=intake.now_s,
+            acting_s=chunk.acting_seconds,
+            transit_s=intake.transit_s,
+            actor=intake.actor,
+            num_lanes=chunk.num_lanes,
+            num_steps=chunk.num_steps,
+            num_final=len(chunk.final),
+        )
+        if stamp.end_key > first_key:
+            self.stamps.add(stamp, int(chunk.policy_version.min()))
 
     def close(self, lane_open_keys: Keys) -> None:
         """Close the open windows of a lane group with what is known: nothing will follow."""
@@ -307,6 +329,20 @@ class ItemStore:
         )
         self.sampler.rebuild()
 
+    def note_version(self, version: int, updates: int) -> int:
+        """Learn of the chief's newest version and updates; returns how many items have expired by it."""
+        self.sampler.note_version(version, updates)
+        oldest = self.sampler.oldest_allowed()
+        if not oldest > self.sampler.oldest_version:
+            return 0
+        keys = self.stamps.take_older(oldest, self.ring.policy_version, self.ring.oldest_key)
+        return self.sampler.expire(self.ring.slots(keys), oldest)
+
+    def begin_history(self) -> None:
+        """Forget all versions of the chief; what has expired by them is there again."""
+        self.sampler.begin_history()
+        self.stamps.recount(self.ring.policy_version, self.ring.oldest_key)
+
     def draw(self, rng: np.random.Generator, num_batches: int, batch_size: int) -> DrawnKeys:
         """Draw num_batches x batch_size items by the sampler, batch after batch.
 
@@ -322,11 +358,11 @@ class ItemStore:
             bootstrap_keys=self.ring.bootstrap_key[drawn.slots],
         )
 
-    def copy_rows(self, drawn: DrawnKeys) -> Tuple[Batch, npt.NDArray[np.float64]]:
-        """The rows of items that were drawn, as one batch, and the clock at their insertion <float64>[N]."""
+    def copy_rows(self, drawn: DrawnKeys) -> Batch:
+        """The rows of items that were drawn, as one batch."""
         ring = self.ring
         slots, next_slots = ring.slots(drawn.keys), ring.slots(drawn.bootstrap_keys)
-        batch = Batch(
+        return Batch(
             keys=drawn.keys,
             probability=drawn.probability,
             priority=drawn.priority,
@@ -339,7 +375,6 @@ class ItemStore:
             policy_version=ring.policy_version[slots],
             num_items=self.num_items,
         )
-        return batch, ring.inserted_s[slots]
 
     def update_priorities(self, keys: Keys, td_error: npt.NDArray[np.float64]) -> PriorityOutcome:
         """Apply a batch of updates <int64>[N], <float64>[N] whole, with an answer per item.
@@ -352,7 +387,11 @@ class ItemStore:
     def check_valid(self) -> Optional[str]:
         """What is wrong with the store, or None. Looks at every row."""
         return (
-            self.ring.check_valid() or self.counters.check_valid() or self._check_rows() or self.sampler.check_valid()
+            self.ring.check_valid()
+            or self.counters.check_valid()
+            or self._check_rows()
+            or self.sampler.check_valid()
+            or self.stamps.check_valid()
         )
 
     def _check_rows(self) -> Optional[str]:

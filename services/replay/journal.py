@@ -13,6 +13,7 @@ from services.common.errors import UserError
 from services.common.ring_layout import CHUNKS_FOLDER, column_file, damaged
 from services.replay import records
 from services.replay.admission import ActorRecord, Admission
+from services.replay.chunk_stamps import ChunkStamp
 from services.replay.history import History, check_complete, read_history, summarize
 from services.replay.item_store import ItemStore
 from services.replay.items import StepOutcome
@@ -40,6 +41,9 @@ class Journal:
     def inserted(self, record: ActorRecord, chunk: Chunk, first_key: int, quarantined_steps: int) -> None:
         """A chunk is written; `chunk` is what came, with the lanes that were quarantined."""
 
+    def noted_version(self) -> None:
+        """The newest version that was heard of is another one."""
+
     def note_state(self) -> None:
         """Write the counts down if they have changed outside of any event."""
 
@@ -63,6 +67,7 @@ class FolderJournal(Journal):
         self._limiter = limiter
         self._clocks = clocks
         self._noted: Optional[Counts] = None
+        self._written_version = store.history.newest_version
 
     def counts(self) -> Counts:
         """The counts as they stand."""
@@ -82,8 +87,12 @@ class FolderJournal(Journal):
             UserError: there is no room for it.
         """
         ring = self._store.ring
-        summary = records.pack_summary(self.counts(), summarize(self._admission), after_crash=after_crash)
+        history = self._store.history
+        summary = records.pack_summary(
+            self.counts(), summarize(self._admission), history.pairs(), after_crash=after_crash
+        )
         self._log.roll(summary, ring.reserved, ring.oldest_key)
+        self._written_version = history.newest_version
 
     def why_full(self) -> str:
         if self._log.is_short:
@@ -99,7 +108,16 @@ class FolderJournal(Journal):
     def closed(self, record: ActorRecord) -> None:
         self._log.append(records.pack_closed(self.counts(), record.index))
 
+    def noted_version(self) -> None:
+        history = self._store.history
+        if history.newest_version == self._written_version or self.why_full():
+            return
+        if history.newest_version != self._written_version:  # a new segment would have begun with it
+            self._log.append(records.pack_version(self.counts(), history.newest_version, history.newest_updates))
+            self._written_version = history.newest_version
+
     def inserted(self, record: ActorRecord, chunk: Chunk, first_key: int, quarantined_steps: int) -> None:
+        self.noted_version()  # what could not be written when it was heard of: a chunk's place says what was known
         ring = self._store.ring
         num_rows = ring.reserved - first_key
         values: Dict[str, Any] = {
@@ -147,6 +165,7 @@ class FolderJournal(Journal):
         why = self.why_full()
         if why:
             raise UserError(why)
+        self._written_version = self._store.history.newest_version
         for first_key in damaged_keys:
             self._log.append(records.pack_dropped(self.counts(), first_key))
         self._noted = self.counts()
@@ -190,6 +209,7 @@ def open_journal(
     history.dropped_keys |= found
     flags = column_file(folder.path, "flags")
     try:
+        store.history.restart(history.versions.pairs())
         rebuild_items(store, history)
     except FlagsDisagree:
         raise damaged(flags, "it does not hold what the chunk log says") from None
@@ -203,6 +223,7 @@ def open_journal(
     admission.take_over(history.admission)
     if not folder.is_same_boot:
         _come_back_older(history, store, admission, clocks)
+    _restore_stamps(history, store)
     for leftover in history.leftovers:
         leftover.unlink()
     folder.log.resume(history.segments, history.starts, history.end)
@@ -210,6 +231,29 @@ def open_journal(
     ring.commit()
     folder.save_format(n_step=store.n_step, discount=store.discount)
     return journal
+
+
+def _restore_stamps(history: History, store: ItemStore) -> None:
+    """The stamps of resident chunks; a chunk from before versions were written down arrived at an unknown one, 0."""
+    ring = store.ring
+    for chunk, arrival in zip(history.chunks, history.arrival_versions.tolist()):
+        stamp = ChunkStamp(
+            first_key=int(chunk["first_key"]),
+            known_version=int(chunk["newest_version"]),
+            arrival_version=arrival,
+            inserted_s=0.0,
+            acting_s=float(chunk["acting_s"]),
+            transit_s=float(chunk["queued_s"]),
+            actor=int(chunk["actor"]),
+            num_lanes=int(chunk["num_lanes"]),
+            num_steps=int(chunk["num_steps"]),
+            num_final=int(chunk["num_final"]),
+        )
+        if stamp.first_key < stamp.end_key and stamp.end_key > ring.oldest_key:
+            # The last row: of a chunk that is overwritten in part it is the one that is left.
+            inserted_s = float(ring.inserted_s[(stamp.end_key - 1) % ring.capacity])
+            store.stamps.add(stamp._replace(inserted_s=inserted_s))
+    store.stamps.recount(ring.policy_version, ring.oldest_key)
 
 
 def _come_back_older(

@@ -60,6 +60,7 @@ def _gauges(info: TableInfo) -> Iterator[Tuple[str, str, float]]:
     yield "unripe_steps", "Steps whose window is still open.", info.steps.unripe
     yield "living_actors", "Actors that have introduced themselves.", len(info.actors)
     yield "exhausted_items", "Items in the ring that were drawn max_times_sampled times.", info.sampling.num_exhausted
+    yield "expired_items", "Items in the ring that are older than staleness.max_lag_updates.", info.sampling.num_expired
     yield "newest_version", "The chief's newest version, as far as the replay heard.", info.newest_version
 
 
@@ -72,5 +73,6 @@ def _counters(info: TableInfo) -> Iterator[Tuple[str, str, float]]:
     yield "inserted_items", "Steps that can start an item, as the limiter counts them.", info.limiter.inserted_items
     yield "sampled_items", "Items drawn.", info.limiter.sampled_items
     yield "left_sampler_items", "Items that left after max_times_sampled draws.", info.sampling.exhausted_items
+    yield "item_expirations", "Items that became older than staleness.max_lag_updates.", info.sampling.expired_items
     yield "freshness_rebases", "Times that all leaves were rebased.", info.sampling.freshness_rebases
     yield "clamped_priorities", "Priorities brought into their range.", info.clamped_priorities

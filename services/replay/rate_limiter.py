@@ -12,9 +12,10 @@ class Stock:
     """What a table has to draw from."""
 
     num_items: int  # that can be drawn
-    num_resident: int  # items in the ring, with those that were drawn up
+    num_resident: int  # items in the ring, with those that were drawn up or have expired
     num_draws: float  # that the items stand; infinite without max_times_sampled
     is_full: bool  # every row of the ring is in use: more rows it will not hold
+    num_expired: int = 0  # of the resident, older than max_lag_updates
 
 
 class RateLimiter:
@@ -156,8 +157,14 @@ class RateLimiter:
         """One sentence for a sample that must wait."""
         least = self._least_items(stock)
         if stock.num_items < least:
-            worn = stock.num_resident - stock.num_items
+            worn = stock.num_resident - stock.num_items - stock.num_expired
             drawn_up = f" ({worn} more were drawn max_times_sampled times)" if worn else ""
+            if stock.num_expired:
+                return (
+                    f"the table holds {stock.num_items} items of the {least} of min_size_to_sample{drawn_up}, and "
+                    f"{stock.num_expired} more are older than staleness.max_lag_updates allows: actors must insert what "
+                    f"newer versions did"
+                )
             full = ", and its ring is full of rows that start no item" if stock.is_full and not worn else ""
             return (
                 f"the table holds {stock.num_items} items of the {least} of min_size_to_sample{drawn_up}{full}: actors "

@@ -10,7 +10,7 @@ import enum
 import json
 import struct
 from dataclasses import astuple, dataclass, fields
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import google_crc32c
 import numpy as np
@@ -55,6 +55,7 @@ _COUNTS = struct.Struct("<" + "".join(code for _, code in _COUNTS_FIELDS))
 _CHUNK = struct.Struct("<" + "".join(code for _, code in _CHUNK_FIELDS))
 _INDEX = struct.Struct("<I")
 _KEY = struct.Struct("<q")
+_VERSION = struct.Struct("<qq")  # version, updates; when it was is in the counts
 
 
 class RecordKind(enum.IntEnum):
@@ -66,6 +67,7 @@ class RecordKind(enum.IntEnum):
     CLOSED = 4  # the open windows of an actor were closed with what was known
     STATE = 5  # the counts, outside of any event
     DROPPED = 6  # a chunk's rows were found damaged: it is no longer there
+    VERSION = 7  # the chief's newest version and its updates; one below its forerunner begins another history
 
 
 @dataclass(frozen=True)
@@ -124,15 +126,23 @@ def pack_dropped(counts: Counts, first_key: int) -> bytes:
     return _seal(RecordKind.DROPPED, _COUNTS.pack(*counts.values()) + _KEY.pack(first_key))
 
 
-def pack_summary(counts: Counts, actors: List[Dict[str, Any]], *, after_crash: bool = False) -> bytes:
+def pack_version(counts: Counts, version: int, updates: int) -> bytes:
+    """The record of a version that was heard of."""
+    return _seal(RecordKind.VERSION, _COUNTS.pack(*counts.values()) + _VERSION.pack(version, updates))
+
+
+def pack_summary(
+    counts: Counts, actors: List[Dict[str, Any]], versions: Sequence[Tuple[int, int]], *, after_crash: bool = False
+) -> bytes:
     """The record that begins a segment.
 
     Args:
         counts: as they stand.
         actors: as `history.summarize` has it.
+        versions: (version, updates) of those that were heard of.
         after_crash: the machine had stopped in between: segments before this one may have holes.
     """
-    facts = {"counts": list(counts.values()), "actors": actors, "after_crash": after_crash}
+    facts = {"counts": list(counts.values()), "actors": actors, "versions": versions, "after_crash": after_crash}
     return _seal(RecordKind.SUMMARY, json.dumps(facts).encode())
 
 
@@ -174,6 +184,17 @@ def closed_actor(record: Record) -> int:
 def dropped_key(record: Record) -> int:
     """The first key of a damaged chunk."""
     return int(_KEY.unpack_from(record.body, _COUNTS.size)[0])
+
+
+def version_facts(record: Record) -> Tuple[int, int]:
+    """Version and updates of a version's record."""
+    version, updates = _VERSION.unpack_from(record.body, _COUNTS.size)
+    return version, updates
+
+
+def summary_versions(record: Record) -> List[Tuple[int, int]]:
+    """What a summary says of versions: (version, updates); nothing in those from before it was kept."""
+    return [(int(version), int(updates)) for version, updates in json.loads(record.body).get("versions", [])]
 
 
 def summary_actors(record: Record) -> List[Dict[str, Any]]:

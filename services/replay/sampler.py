@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from services.replay.freshness import MIN_LEAF, Freshness
 from services.replay.item_queue import ItemQueue
-from services.replay.items import StepOutcome
+from services.replay.items import ITEM, StepOutcome
 from services.replay.priorities import (
     LargestPriority,
     PriorityOutcome,
@@ -41,6 +41,7 @@ class SamplerSettings:
     td_weight: float = 0.7  # of td_error_visits
     freshness_half_life_updates: float = 0.0  # 0: off
     max_times_sampled: int = 0  # 0: unlimited
+    max_lag_updates: Optional[int] = None  # items of older policies are not drawn; None: no bound
 
     def __post_init__(self) -> None:
         if self.selector not in SELECTORS:
@@ -51,6 +52,8 @@ class SamplerSettings:
             )
         if self.max_times_sampled < 0:
             raise ValueError(f"max_times_sampled is {self.max_times_sampled}; it must be at least 0 (unlimited)")
+        if self.max_lag_updates is not None and self.max_lag_updates < 0:
+            raise ValueError(f"max_lag_updates is {self.max_lag_updates}; it must be at least 0, or not set (no bound)")
         if self.selector == "fifo" and self.max_times_sampled == 0:
             raise ValueError(
                 "selector 'fifo' with max_times_sampled 0 would draw the oldest items for ever; set max_times_sampled "
@@ -102,6 +105,10 @@ class Sampler:
         self.exhausted_total = 0  # ever
         self.num_rebases = 0
         self._draws_left = 0
+        self._chief_updates = history.newest_updates
+        self.oldest_version = 0  # items of older versions have expired: their leaves stay 0
+        self.num_expired = 0  # resident items, drawn up or not
+        self.expired_total = 0  # since this sampler was made
 
     @property
     def draws_left(self) -> float:
@@ -125,15 +132,28 @@ class Sampler:
         The leaves stay until `admit`, which must follow.
         """
         self._largest.touch(slots)
+        if self.oldest_version:
+            expired = self._has_expired(slots)
+            self.num_expired -= int(np.count_nonzero(expired))
+            slots = slots[~expired]
         if self._limit:
             left = np.maximum(0, self._limit - self._ring.times_sampled[slots])
             self._draws_left -= int(left.sum())
             self.num_exhausted -= int(np.count_nonzero(left == 0))
 
+    def _has_expired(self, slots: Ints) -> npt.NDArray[np.bool_]:
+        if not self.oldest_version:
+            return np.zeros(len(slots), np.bool_)
+        expired: npt.NDArray[np.bool_] = self._ring.policy_version[slots] < self.oldest_version
+        return expired
+
     def admit(self, evicted: Ints, slots: Ints) -> None:
         """Drop the leaves of `evicted` <int64>[N] and make the fresh items at `slots` <int64>[M] drawable."""
         self._largest.touch(slots)
-        self._draws_left += self._limit * len(slots)
+        num_expired = int(np.count_nonzero(self._has_expired(slots))) if self.oldest_version else 0
+        self.num_expired += num_expired
+        self.expired_total += num_expired
+        self._draws_left += self._limit * (len(slots) - num_expired)
         if self._freshness and len(slots) > 0:
             updates = self._history.updates_of(self._ring.policy_version[slots])
             self._updates[slots] = updates
@@ -147,10 +167,50 @@ class Sampler:
         self._set(np.concatenate((evicted, slots)), np.concatenate((np.zeros(len(evicted)), self._part(slots))))
 
     def note_version(self, version: int, updates: int) -> None:
-        """Learn that `version` is the chief's newest, after `updates` updates."""
+        """Learn that `version` is the chief's newest, after `updates` updates; an older one changes nothing."""
+        newest = self._history.newest_version
+        if version >= newest:
+            self._chief_updates = updates if version > newest else max(updates, self._chief_updates)
         if self._history.note(version, updates) and self._freshness:
             np.minimum(self._updates, float(updates), out=self._updates)
             self._derive()
+
+    def begin_history(self) -> None:
+        """Forget all versions: the chief's begin anew, and none that was heard of says how old an item is."""
+        self._history.restart()
+        self._chief_updates = self.oldest_version = 0
+        self.rebuild()
+
+    def oldest_allowed(self) -> int:
+        """The oldest version that the bound allows now; it never falls while a history of versions lasts."""
+        bound = self.settings.max_lag_updates
+        if bound is None:
+            return 0
+        return max(self.oldest_version, self._history.oldest_of(self._chief_updates - bound))
+
+    def expire(self, slots: Ints, oldest_version: int) -> int:
+        """Give up items of versions below `oldest_version` for good.
+
+        Args:
+            slots: <int64>[N], each once: all rows of such versions that were not given up before, and perhaps others.
+            oldest_version: as `oldest_allowed` says.
+
+        Returns:
+            How many items that were.
+        """
+        ring = self._ring
+        versions = ring.policy_version[slots]
+        news = (versions >= self.oldest_version) & (versions < oldest_version) & (ring.status[slots] == ITEM)
+        gone = slots[news]
+        self.oldest_version = oldest_version
+        if self._limit:
+            left = np.maximum(0, self._limit - ring.times_sampled[gone])
+            self._draws_left -= int(left.sum())
+            self.num_exhausted -= int(np.count_nonzero(left == 0))
+        self.num_expired += len(gone)
+        self.expired_total += len(gone)
+        self._set(gone, np.zeros(len(gone)))
+        return len(gone)
 
     # Draws
 
@@ -247,7 +307,7 @@ class Sampler:
         if self._rule.observe(magnitude):
             self._derive()
         elif self._exponent:
-            is_all = not self._limit and not self._rule.uses_visits  # p is the magnitude: the columns say no more
+            is_all = self._columns_say_all  # p is the magnitude: the columns say no more
             self._set(chosen, leaf_of(magnitude, self._exponent) if is_all else self._part(chosen))
         counts = np.bincount(outcome, minlength=len(UpdateOutcome) + 1)
         return PriorityOutcome(
@@ -267,8 +327,12 @@ class Sampler:
         self._rule.begin(ring.priority[slots])
         if self._freshness:
             self._updates[slots] = self._history.updates_of(ring.policy_version[slots])
+        self._chief_updates = max(self._chief_updates, self._history.newest_updates)
+        self.oldest_version = self.oldest_allowed()
+        live = slots[~self._has_expired(slots)]
+        self.num_expired = len(slots) - len(live)
         if self._limit:
-            left = np.maximum(0, self._limit - ring.times_sampled[slots])
+            left = np.maximum(0, self._limit - ring.times_sampled[live])
             self._draws_left = int(left.sum())
             self.num_exhausted = int(np.count_nonzero(left == 0))
         if self._queue is not None:
@@ -276,15 +340,22 @@ class Sampler:
             self._queue.push(np.sort(ring.keys(slots)))
         self._derive()
 
+    @property
+    def _columns_say_all(self) -> bool:
+        """Whether an item's leaf is a power of its stored p, whatever else there is to know of it."""
+        return not self._limit and not self._rule.uses_visits and not self.oldest_version
+
     def _part(self, slots: Ints) -> Floats:
         """p^alpha of the items at `slots` <int64>[N], 0 where an item may not be drawn any more."""
         ring = self._ring
-        if not self._limit and not self._rule.uses_visits:
+        if self._columns_say_all:
             return leaf_of(ring.priority[slots], self._exponent)
         times = ring.times_sampled[slots].astype(np.int64)
         part = leaf_of(self._rule.priority(ring.priority[slots], times), self._exponent)
         if self._limit:
             part[times >= self._limit] = 0.0
+        if self.oldest_version:
+            part[self._has_expired(slots)] = 0.0
         return part
 
     def _set(self, slots: Ints, part: Floats) -> None:
@@ -305,7 +376,7 @@ class Sampler:
     def _is_live(self, keys: Ints) -> npt.NDArray[np.bool_]:
         slots = self._ring.slots(keys)
         live: npt.NDArray[np.bool_] = self._ring.is_resident(keys) & (self._ring.times_sampled[slots] < self._limit)
-        return live
+        return live & ~self._has_expired(slots)
 
     def check_valid(self) -> Optional[str]:
         """What is wrong, or None. Looks at every row."""
@@ -323,8 +394,11 @@ class Sampler:
                 return "a leaf of the sum tree is not its priority part times its freshness"
         if self._largest.value(0.0) != ring.priority.max():
             return "the largest priority is not that of the column"
+        expired = is_item & self._has_expired(slots)
+        if self.num_expired != np.count_nonzero(expired):
+            return f"{np.count_nonzero(expired)} items have expired; {self.num_expired} were counted"
         if self._limit:
-            left = np.maximum(0, self._limit - ring.times_sampled[is_item])
+            left = np.maximum(0, self._limit - ring.times_sampled[is_item & ~expired])
             if self._draws_left != left.sum() or self.num_exhausted != np.count_nonzero(left == 0):
                 return f"the items stand {left.sum()} more draws; {self._draws_left} were counted"
         return self.tree.check_valid() or self._part_tree.check_valid()

@@ -32,7 +32,7 @@ from services.replay.quarantine_dump import QuarantineDump
 from services.replay.quarantine_log import QuarantineLog
 from services.replay.table import InspectOrder, Table
 from services.replay.table_info import InsertResult
-from shoal.v1 import replay_pb2, replay_pb2_grpc
+from shoal.v1 import experience_pb2, replay_pb2, replay_pb2_grpc
 
 MAX_WAIT_S = 10.0  # however long a caller would wait, a thread is not held for longer
 NO_ACTOR_YET = "no actor has introduced itself yet, so there is nothing to sample"
@@ -91,10 +91,11 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         self, request: replay_pb2.InsertRequest, context: grpc.ServicerContext
     ) -> replay_pb2.InsertResponse:
         refuse(context, objection(request.peer, self._run_id))
+        began_s = time.monotonic()
         try:
             table = self._table_for(request)
             if table is None:
-                return self._insert_response(InsertResult(InsertStatus.NEED_SCHEMA, "send the schema", 0))
+                return self._insert_response(InsertResult(InsertStatus.NEED_SCHEMA, "send the schema", 0), began_s)
             chunk = decode_chunk(request.chunk)
             chunk.check(table.schema)
         except ChecksumError as error:
@@ -114,7 +115,7 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         if self._dump is not None:
             for lane in result.sick_lanes:
                 self._dump.write(lane)
-        return self._insert_response(result)
+        return self._insert_response(result, began_s)
 
     def Sample(  # noqa: N802
         self, request: replay_pb2.SampleRequest, context: grpc.ServicerContext
@@ -130,7 +131,13 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
             )
         self._refuse_other_schema(request.peer.schema_digest, table, context)
         outcome = self._apply_priorities(table, request.priorities, context)
-        table.set_newest(request.newest_version, request.updates)
+        is_chief = request.peer.role == experience_pb2.ROLE_LEARNER
+        try:
+            table.set_newest(
+                request.newest_version, request.updates, chief=request.peer.incarnation if is_chief else 0
+            )
+        except RingBroken as error:
+            self._give_up(error, context)
         is_mapped = request.transport == replay_pb2.TRANSPORT_MAPPED
         if is_mapped and not _proves_same_host(request.nonce, table):
             return unproven_response(outcome, table.table_id, is_mapped=table.folder is not None)
@@ -144,7 +151,9 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
             )
         except ValueError as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        return sample_response(result, outcome, table.table_id)
+        response = sample_response(result, outcome, table.table_id, request)
+        response.held_seconds = time.monotonic() - began
+        return response
 
     def UpdatePriorities(  # noqa: N802
         self, request: replay_pb2.UpdatePrioritiesRequest, context: grpc.ServicerContext
@@ -254,7 +263,7 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
             keys = np.full(count, -1, np.int64)  # keys of another table name nothing here: all are stale
         return table.update_priorities(keys, td_error)
 
-    def _insert_response(self, result: InsertResult) -> replay_pb2.InsertResponse:
+    def _insert_response(self, result: InsertResult, began_s: float) -> replay_pb2.InsertResponse:
         return replay_pb2.InsertResponse(
             status=replay_pb2.InsertStatus.ValueType(int(result.status)),
             reason=result.reason,
@@ -263,6 +272,7 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
             retry_after_seconds=result.retry_after_s,
             quarantined_lanes=result.quarantined_lanes.tolist(),
             replay_incarnation=self._incarnation,
+            held_seconds=time.monotonic() - began_s,
         )
 
 

@@ -124,6 +124,7 @@ class Table:
         self._clock = clock
         self._condition = threading.RLock()
         self._waiting = WaitingRoom(self._condition, clock)
+        self._chief = 0  # its incarnation
         self._clamped_priorities = 0
         self._updates = {"applied": 0, "stale": 0, "rejected": 0, "superseded": 0}
         self._refused_chunks: Dict[str, int] = {}
@@ -158,6 +159,7 @@ class Table:
         refusal = why_refused(chunk, self.settings, self.newest_version)
         lanes = non_finite_lanes(chunk) if chunk.num_steps > 0 else np.zeros(0, np.bool_)
         clean = without_lanes(chunk, lanes) if chunk.num_steps > 0 else chunk
+        came_s = self._clock()
         with self._condition:
             turned_away = self._turn_away(actor, incarnation, chunk, refusal)
             if turned_away is not None:
@@ -178,6 +180,7 @@ class Table:
             if turned_away is not None:
                 return turned_away
             sick = self._sick_lanes(record, chunk, lanes) if lanes.any() else ()
+            chunk = replace(chunk, queued_seconds=chunk.queued_seconds + self._clock() - came_s)
             self._apply(record, chunk, clean, lanes)
             self._waiting.wake()
             return InsertResult(
@@ -255,6 +258,7 @@ class Table:
                 follows_gap=follows_gap,
                 actor=record.index,
                 now_s=self._clock(),
+                transit_s=chunk.queued_seconds,
             )
             group.open_keys = self.store.insert(clean, group.open_keys, intake, write_down)
         else:
@@ -303,19 +307,18 @@ class Table:
             total, num_items = self.store.sampler.priority_mass, self.store.num_items
             mass_log2 = math.log2(total) if total > 0.0 else -math.inf
             if why:
-                return SampleResult(SampleStatus.WAITING, why, [], [], [], mass_log2, num_items)
+                return SampleResult(SampleStatus.WAITING, why, [], [], mass_log2, num_items)
             drawn = self.store.draw(self._rng, num_batches, batch_size)
-            rows = self.store.copy_rows(drawn) if with_rows else None
+            batch = self.store.copy_rows(drawn) if with_rows else None
+            stamps = self.store.stamps.look_up(
+                drawn.keys, self._clock(), self._history.newest_version, self._admission.name_table()
+            )
             self._limiter.sample(num_drawn)
-            now_s = self._clock()
             self._waiting.wake()
-        keys = drawn.split(batch_size)
-        if rows is None:
-            return SampleResult(SampleStatus.OK, "", keys, [], [], mass_log2, num_items)
-        batch, inserted_s = rows
-        age_s = (now_s - inserted_s).astype(np.float32)
-        ages_s = [age_s[at : at + batch_size] for at in range(0, num_drawn, batch_size)]
-        return SampleResult(SampleStatus.OK, "", keys, batch.split(batch_size), ages_s, mass_log2, num_items)
+        batches = batch.split(batch_size) if batch is not None else []
+        return SampleResult(
+            SampleStatus.OK, "", drawn.split(batch_size), batches, mass_log2, num_items, stamps
+        )
 
     def update_priorities(self, keys: npt.NDArray[np.int64], td_error: npt.NDArray[np.float64]) -> PriorityOutcome:
         """Set |td_error| + 1e-6, which p is made of, for `keys` <int64>[N]; each gets an answer, none can do harm.
@@ -364,10 +367,26 @@ class Table:
         self.store.close(group.open_keys)
         group.open_keys = np.full_like(group.open_keys, -1)
 
-    def set_newest(self, version: int, updates: int) -> None:
-        """Note the chief's newest version and its updates; an older one than known changes nothing."""
+    def set_newest(self, version: int, updates: int, *, chief: int = 0) -> None:
+        """Note the chief's newest version and its updates; an older version than known changes nothing.
+
+        Args:
+            version: newest that was published.
+            updates: that the chief has done.
+            chief: the incarnation of the chief if it calls itself. No life of it uses a version again, so that a new
+                one with an older version has lost its run: what was heard of versions says nothing any more.
+
+        Raises:
+            RingBroken: it cannot be written down; the process must end.
+        """
         with self._condition:
-            self.store.sampler.note_version(version, updates)
+            if chief and chief != self._chief:
+                self._chief = chief
+                if version < self._history.newest_version:
+                    self.store.begin_history()
+            if self.store.note_version(version, updates):
+                self._waiting.wake()  # the table may have too little left to hold inserts back for
+            self._journal.noted_version()
 
     @property
     def newest_version(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,7 @@ import numpy.typing as npt
 from services.common.batch import Batch, DrawnKeys
 from services.common.chunk import ActorCounters
 from services.replay.admission import InsertStatus
+from services.replay.chunk_stamps import FoundStamps
 from services.replay.item_store import StepCounters
 from services.replay.quarantine import SickLane
 from services.replay.sampler import SamplerSettings
@@ -65,9 +66,9 @@ class SampleResult:
     reason: str
     drawn: List[DrawnKeys]  # K
     batches: List[Batch]  # K, the same with their rows; empty if only keys were asked for
-    ages_s: List[npt.NDArray[np.float32]]  # [N] a batch, since insertion
     priority_mass_log2: float  # log2 of the sum of p^priority_exponent; -inf with no item
     num_items: int
+    stamps: Optional[FoundStamps] = None  # of all K * N items, in their order
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,8 @@ class SamplingInfo:
     exhausted_items: int  # that left the sampler after max_times_sampled draws
     freshness_rebases: int
     num_exhausted: int  # of these, now in the ring
+    expired_items: int  # that became older than max_lag_updates, since this life of the replay began
+    num_expired: int  # in the ring now
 
 
 @dataclass(frozen=True)

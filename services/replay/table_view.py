@@ -46,6 +46,8 @@ def describe_table(
             exhausted_items=store.sampler.exhausted_total,
             freshness_rebases=store.sampler.num_rebases,
             num_exhausted=store.sampler.num_exhausted,
+            expired_items=store.sampler.expired_total,
+            num_expired=store.sampler.num_expired,
         ),
         refused_chunks=counts.refused_chunks,
         limiter=RateLimiterState(

@@ -14,8 +14,8 @@ MAX_PAIRS = 4096
 class VersionHistory:
     """Pairs (version, updates), both never falling, bounded by thinning out the older half.
 
-    A version that was not heard of lies between two that were: its updates are interpolated. Before the first Sample
-    call of a restarted replay only the origin is known: version 0 had 0 updates.
+    A version that was not heard of lies between two that were: its updates are interpolated. At first only the origin
+    is known: version 0 had 0 updates.
     """
 
     def __init__(self, pairs: Sequence[Tuple[int, int]] = (), max_pairs: int = MAX_PAIRS) -> None:
@@ -30,8 +30,7 @@ class VersionHistory:
         self._max_pairs = max_pairs
         self._versions: List[int] = [0]
         self._updates: List[int] = [0]
-        for version, updates in pairs:
-            self.note(version, updates)
+        self.restart(pairs)
 
     @property
     def newest_version(self) -> int:
@@ -42,6 +41,12 @@ class VersionHistory:
     def newest_updates(self) -> int:
         """Updates of the newest version."""
         return self._updates[-1]
+
+    def restart(self, pairs: Sequence[Tuple[int, int]] = ()) -> None:
+        """Know from now on what `pairs` say, and nothing else."""
+        self._versions, self._updates = [0], [0]
+        for version, updates in pairs:
+            self.note(version, updates)
 
     def pairs(self) -> List[Tuple[int, int]]:
         """What is known, the oldest first."""
@@ -66,6 +71,17 @@ class VersionHistory:
             self._versions[:half] = self._versions[:half:2]
             self._updates[:half] = self._updates[:half:2]
         return was_lost
+
+    def oldest_of(self, updates: int) -> int:
+        """The smallest version that `updates_of` gives at least `updates`; one above the newest if there is none."""
+        behind = bisect.bisect_left(self._updates, updates)
+        if behind == 0:
+            return 0
+        if behind == len(self._updates):
+            return self._versions[-1] + 1
+        low, high = self._versions[behind - 1], self._versions[behind]
+        missing, gained = updates - self._updates[behind - 1], self._updates[behind] - self._updates[behind - 1]
+        return low - (-missing * (high - low) // gained)  # rounded up, in whole numbers
 
     def updates_of(self, versions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """Updates of `versions`, same shape; those above the newest that was heard of count as the newest."""

@@ -262,9 +262,9 @@ class Chunk(google.protobuf.message.Message):
     value: builtins.bytes
     """float32[T, B], bootstrap value of the observation; empty without critics"""
     acting_seconds: builtins.float
-    """from the first step to the last, by the actor's monotonic clock"""
+    """from the first step to the end of the last, by the actor's monotonic clock"""
     queued_seconds: builtins.float
-    """from the last step to this send; a resend adds its wait"""
+    """from the last step to this send, and half a round trip; a resend adds its wait"""
     newest_version: builtins.int
     """newest that the actor knew when it made the last step"""
     crc32c: builtins.int

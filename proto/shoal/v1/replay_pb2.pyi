@@ -171,6 +171,7 @@ class InsertResponse(google.protobuf.message.Message):
     RETRY_AFTER_SECONDS_FIELD_NUMBER: builtins.int
     QUARANTINED_LANES_FIELD_NUMBER: builtins.int
     REPLAY_INCARNATION_FIELD_NUMBER: builtins.int
+    HELD_SECONDS_FIELD_NUMBER: builtins.int
     status: global___InsertStatus.ValueType
     reason: builtins.str
     """one sentence unless APPLIED"""
@@ -180,6 +181,8 @@ class InsertResponse(google.protobuf.message.Message):
     retry_after_seconds: builtins.float
     """with BLOCKED"""
     replay_incarnation: builtins.int
+    held_seconds: builtins.float
+    """from the call's arrival to this answer; the caller's round trip less this is transit"""
     @property
     def quarantined_lanes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """lanes whose steps held values that are not finite"""
@@ -194,8 +197,9 @@ class InsertResponse(google.protobuf.message.Message):
         retry_after_seconds: builtins.float = ...,
         quarantined_lanes: collections.abc.Iterable[builtins.int] | None = ...,
         replay_incarnation: builtins.int = ...,
+        held_seconds: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["newest_version", b"newest_version", "next_sequence", b"next_sequence", "quarantined_lanes", b"quarantined_lanes", "reason", b"reason", "replay_incarnation", b"replay_incarnation", "retry_after_seconds", b"retry_after_seconds", "status", b"status"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["held_seconds", b"held_seconds", "newest_version", b"newest_version", "next_sequence", b"next_sequence", "quarantined_lanes", b"quarantined_lanes", "reason", b"reason", "replay_incarnation", b"replay_incarnation", "retry_after_seconds", b"retry_after_seconds", "status", b"status"]) -> None: ...
 
 global___InsertResponse = InsertResponse
 
@@ -238,6 +242,8 @@ class SampleRequest(google.protobuf.message.Message):
     MAX_WAIT_SECONDS_FIELD_NUMBER: builtins.int
     TRANSPORT_FIELD_NUMBER: builtins.int
     NONCE_FIELD_NUMBER: builtins.int
+    KNOWN_ACTORS_FIELD_NUMBER: builtins.int
+    KNOWN_TABLE_ID_FIELD_NUMBER: builtins.int
     num_batches: builtins.int
     """K"""
     batch_size: builtins.int
@@ -251,6 +257,9 @@ class SampleRequest(google.protobuf.message.Message):
     transport: global___Transport.ValueType
     nonce: builtins.str
     """with TRANSPORT_MAPPED: what the ring's nonce file holds, which proves the same host"""
+    known_actors: builtins.int
+    """names that the caller holds, of the table of `known_table_id`"""
+    known_table_id: builtins.int
     @property
     def peer(self) -> shoal.v1.experience_pb2.Peer: ...
     @property
@@ -269,16 +278,18 @@ class SampleRequest(google.protobuf.message.Message):
         max_wait_seconds: builtins.float = ...,
         transport: global___Transport.ValueType = ...,
         nonce: builtins.str = ...,
+        known_actors: builtins.int = ...,
+        known_table_id: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["peer", b"peer", "priorities", b"priorities"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["batch_size", b"batch_size", "max_wait_seconds", b"max_wait_seconds", "newest_version", b"newest_version", "nonce", b"nonce", "num_batches", b"num_batches", "peer", b"peer", "priorities", b"priorities", "transport", b"transport", "updates", b"updates"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batch_size", b"batch_size", "known_actors", b"known_actors", "known_table_id", b"known_table_id", "max_wait_seconds", b"max_wait_seconds", "newest_version", b"newest_version", "nonce", b"nonce", "num_batches", b"num_batches", "peer", b"peer", "priorities", b"priorities", "transport", b"transport", "updates", b"updates"]) -> None: ...
 
 global___SampleRequest = SampleRequest
 
 @typing.final
 class SampledBatch(google.protobuf.message.Message):
-    """N drawn n-step transitions. Tensors are [N] or [N, ...]. With TRANSPORT_MAPPED only keys, probability, priority,
-    times_sampled and bootstrap_keys are set.
+    """N drawn n-step transitions. Tensors are [N] or [N, ...]. With TRANSPORT_MAPPED the fields 5 to 10 are not set: the caller
+    gathers them. The stamps, 11 and from 13 on, say where an item's age comes from.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -295,6 +306,11 @@ class SampledBatch(google.protobuf.message.Message):
     POLICY_VERSION_FIELD_NUMBER: builtins.int
     AGE_SECONDS_FIELD_NUMBER: builtins.int
     BOOTSTRAP_KEYS_FIELD_NUMBER: builtins.int
+    ACTOR_INDEX_FIELD_NUMBER: builtins.int
+    KNOWN_BEHIND_FIELD_NUMBER: builtins.int
+    ARRIVAL_BEHIND_FIELD_NUMBER: builtins.int
+    ACTING_SECONDS_FIELD_NUMBER: builtins.int
+    TRANSIT_SECONDS_FIELD_NUMBER: builtins.int
     keys: builtins.bytes
     """int64[N], of the start rows"""
     probability: builtins.bytes
@@ -313,6 +329,17 @@ class SampledBatch(google.protobuf.message.Message):
     """float32[N], since insertion"""
     bootstrap_keys: builtins.bytes
     """int64[N], with TRANSPORT_MAPPED"""
+    actor_index: builtins.bytes
+    """uint32[N], in the table's names of actors"""
+    known_behind: builtins.bytes
+    """uint32[N], `sampling_version` of the response less the newest version that the actor knew at the end of the chunk,
+    and less the newest that the replay knew when it acknowledged the chunk; 0 where that would be negative.
+    """
+    arrival_behind: builtins.bytes
+    acting_seconds: builtins.bytes
+    """float32[N], from the start step to the end of its chunk"""
+    transit_seconds: builtins.bytes
+    """float32[N], from the end of the chunk to its insertion"""
     @property
     def observation(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[shoal.v1.tensor_pb2.Tensor]: ...
     @property
@@ -336,9 +363,14 @@ class SampledBatch(google.protobuf.message.Message):
         policy_version: builtins.bytes = ...,
         age_seconds: builtins.bytes = ...,
         bootstrap_keys: builtins.bytes = ...,
+        actor_index: builtins.bytes = ...,
+        known_behind: builtins.bytes = ...,
+        arrival_behind: builtins.bytes = ...,
+        acting_seconds: builtins.bytes = ...,
+        transit_seconds: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["action", b"action"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["action", b"action", "age_seconds", b"age_seconds", "bootstrap_keys", b"bootstrap_keys", "discount", b"discount", "keys", b"keys", "n_step_return", b"n_step_return", "next_observation", b"next_observation", "observation", b"observation", "policy_version", b"policy_version", "priority", b"priority", "probability", b"probability", "times_sampled", b"times_sampled"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["acting_seconds", b"acting_seconds", "action", b"action", "actor_index", b"actor_index", "age_seconds", b"age_seconds", "arrival_behind", b"arrival_behind", "bootstrap_keys", b"bootstrap_keys", "discount", b"discount", "keys", b"keys", "known_behind", b"known_behind", "n_step_return", b"n_step_return", "next_observation", b"next_observation", "observation", b"observation", "policy_version", b"policy_version", "priority", b"priority", "probability", b"probability", "times_sampled", b"times_sampled", "transit_seconds", b"transit_seconds"]) -> None: ...
 
 global___SampledBatch = SampledBatch
 
@@ -353,6 +385,9 @@ class SampleResponse(google.protobuf.message.Message):
     PRIORITY_MASS_LOG2_FIELD_NUMBER: builtins.int
     PRIORITY_RESULT_FIELD_NUMBER: builtins.int
     TABLE_ID_FIELD_NUMBER: builtins.int
+    HELD_SECONDS_FIELD_NUMBER: builtins.int
+    SAMPLING_VERSION_FIELD_NUMBER: builtins.int
+    ACTOR_NAMES_FIELD_NUMBER: builtins.int
     status: global___SampleStatus.ValueType
     reason: builtins.str
     num_items: builtins.int
@@ -361,10 +396,18 @@ class SampleResponse(google.protobuf.message.Message):
     """log2 of the sum of p^alpha, to merge shards"""
     table_id: builtins.int
     """names what the keys stand for: under one id no key names two rows"""
+    held_seconds: builtins.float
+    """from the call's arrival to this answer; the caller's round trip less this is transit"""
+    sampling_version: builtins.int
+    """the chief's newest version, as far as the replay knew at the draw"""
     @property
     def batches(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SampledBatch]: ...
     @property
     def priority_result(self) -> global___PriorityResult: ...
+    @property
+    def actor_names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """all of the table, by index; left out where the caller holds as many of this table"""
+
     def __init__(
         self,
         *,
@@ -375,9 +418,12 @@ class SampleResponse(google.protobuf.message.Message):
         priority_mass_log2: builtins.float = ...,
         priority_result: global___PriorityResult | None = ...,
         table_id: builtins.int = ...,
+        held_seconds: builtins.float = ...,
+        sampling_version: builtins.int = ...,
+        actor_names: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["priority_result", b"priority_result"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["batches", b"batches", "num_items", b"num_items", "priority_mass_log2", b"priority_mass_log2", "priority_result", b"priority_result", "reason", b"reason", "status", b"status", "table_id", b"table_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["actor_names", b"actor_names", "batches", b"batches", "held_seconds", b"held_seconds", "num_items", b"num_items", "priority_mass_log2", b"priority_mass_log2", "priority_result", b"priority_result", "reason", b"reason", "sampling_version", b"sampling_version", "status", b"status", "table_id", b"table_id"]) -> None: ...
 
 global___SampleResponse = SampleResponse
 
@@ -631,6 +677,8 @@ class GetReplayInfoResponse(google.protobuf.message.Message):
     NONCE_FILE_FIELD_NUMBER: builtins.int
     TABLE_ID_FIELD_NUMBER: builtins.int
     RING_ID_FIELD_NUMBER: builtins.int
+    EXPIRED_ITEMS_FIELD_NUMBER: builtins.int
+    EXPIRATIONS_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     replay_incarnation: builtins.int
     capacity_rows: builtins.int
@@ -648,6 +696,10 @@ class GetReplayInfoResponse(google.protobuf.message.Message):
     """see SampleResponse"""
     ring_id: builtins.int
     """names the ring in whose counters all lives of the replay add up"""
+    expired_items: builtins.int
+    """in the ring, but older than staleness.max_lag_updates: no more drawn"""
+    expirations: builtins.int
+    """items that became so, since this life of the replay began"""
     @property
     def schema(self) -> shoal.v1.experience_pb2.Schema:
         """absent until the first actor introduced itself"""
@@ -680,9 +732,11 @@ class GetReplayInfoResponse(google.protobuf.message.Message):
         nonce_file: builtins.str = ...,
         table_id: builtins.int = ...,
         ring_id: builtins.int = ...,
+        expired_items: builtins.int = ...,
+        expirations: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["limiter", b"limiter", "schema", b"schema", "steps", b"steps"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["actors", b"actors", "capacity_rows", b"capacity_rows", "discount", b"discount", "limiter", b"limiter", "mapped_folder", b"mapped_folder", "n_step", b"n_step", "newest_version", b"newest_version", "nonce_file", b"nonce_file", "num_items", b"num_items", "replay_incarnation", b"replay_incarnation", "ring_id", b"ring_id", "rows", b"rows", "run_id", b"run_id", "schema", b"schema", "steps", b"steps", "table_id", b"table_id", "waiters", b"waiters"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["actors", b"actors", "capacity_rows", b"capacity_rows", "discount", b"discount", "expirations", b"expirations", "expired_items", b"expired_items", "limiter", b"limiter", "mapped_folder", b"mapped_folder", "n_step", b"n_step", "newest_version", b"newest_version", "nonce_file", b"nonce_file", "num_items", b"num_items", "replay_incarnation", b"replay_incarnation", "ring_id", b"ring_id", "rows", b"rows", "run_id", b"run_id", "schema", b"schema", "steps", b"steps", "table_id", b"table_id", "waiters", b"waiters"]) -> None: ...
 
 global___GetReplayInfoResponse = GetReplayInfoResponse
 

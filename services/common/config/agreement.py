@@ -18,6 +18,7 @@ def check_agreement(config: RunConfig) -> None:
     _check_ladder(config)
     _check_ports(config)
     _check_sampler(config)
+    _check_staleness(config)
     _check_error_buffer(config)
     capacity = config.replay.capacity_rows
     if capacity is not None:  # a budget of bytes becomes rows when the schema is known: the table checks it then
@@ -99,6 +100,25 @@ def _check_error_buffer(config: RunConfig) -> None:
             f"replay.error_buffer = {replay.error_buffer:g} deadlocks: one Sample draws {draws} items "
             f"(batch_size x batches_per_sample) and one chunk allows {inserts:g} more (samples_per_insert x "
             f"chunk_steps x lanes); set it to at least {max(draws, inserts):g}, or to 0 to have it chosen"
+        )
+
+
+def _check_staleness(config: RunConfig) -> None:
+    bound, learner = config.staleness.max_lag_updates, config.learner
+    if config.staleness.loss_half_life_updates and config.replay.freshness_half_life_updates:
+        raise ValueError(
+            f"staleness.loss_half_life_updates = {config.staleness.loss_half_life_updates:g} and "
+            f"replay.freshness_half_life_updates = {config.replay.freshness_half_life_updates:g} would both count an "
+            "item's age, once in its weight and once in its draws; set one of them to 0"
+        )
+    least = learner.publish_period + config.prefetched_batches
+    if bound is not None and bound < least:
+        raise ValueError(
+            f"staleness.max_lag_updates = {bound} cannot hold: actors get a version every {learner.publish_period} "
+            f"updates (learner.publish_period), and {config.prefetched_batches} batches are drawn ahead of their use "
+            f"(learner.batches_per_sample {learner.batches_per_sample} x (1 + learner.samples_in_flight "
+            f"{learner.samples_in_flight})), so that even the newest data are up to {least} updates behind; set it to "
+            f"at least {least}, or lower these three"
         )
 
 

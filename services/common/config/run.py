@@ -10,6 +10,7 @@ from typing_extensions import Annotated, Literal
 from services.common.config.agreement import check_agreement
 from services.common.config.algorithms import DqnSettings, Section, Td3Settings
 from services.common.config.replay import ReplaySection
+from services.common.config.staleness import StalenessSection
 from services.common.config.values import Count, Port, check_address, check_device
 
 MAX_SEED = 2**31 - 1
@@ -148,6 +149,7 @@ class RunConfig(Section):
     replay: ReplaySection = Field(default_factory=ReplaySection)
     learner: LearnerSection = Field(default_factory=LearnerSection)
     actor: ActorSection = Field(default_factory=ActorSection)
+    staleness: StalenessSection = Field(default_factory=StalenessSection)
     evaluator: EvaluatorSection = Field(default_factory=EvaluatorSection)
     report: ReportSection = Field(default_factory=ReportSection)
 
@@ -169,6 +171,11 @@ class RunConfig(Section):
             return self.replay.error_buffer
         draws = self.learner.batch_size * self.learner.batches_per_sample
         return 2.0 * max(draws, self.replay.samples_per_insert * self.actor.chunk_steps * self.env.lanes)
+
+    @property
+    def prefetched_batches(self) -> int:
+        """Batches that may be drawn and not yet trained on: those in the queue, and those of the calls under way."""
+        return self.learner.batches_per_sample * (1 + self.learner.samples_in_flight)
 
     @property
     def max_open_steps(self) -> int:

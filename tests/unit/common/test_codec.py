@@ -215,7 +215,7 @@ def _batch(n: int) -> Batch:
 
 def _message(batch: Batch) -> replay_pb2.SampledBatch:
     message = replay_pb2.SampledBatch()
-    fill_batch(message, batch, np.zeros(len(batch), np.float32))
+    fill_batch(message, batch)
     return message
 
 
@@ -223,8 +223,11 @@ def test_a_batch_comes_back_bit_for_bit() -> None:
     batch = _batch(3)
     again = decode_batch(_message(batch), 12)
     assert again.num_items == 12
+    assert again.stamps is None
     for field in dataclasses.fields(Batch):
         mine, its = getattr(batch, field.name), getattr(again, field.name)
+        if field.name == "stamps":
+            continue
         if isinstance(mine, dict):
             mine, its = mine["policy"], its["policy"]
         np.testing.assert_array_equal(mine, its, err_msg=field.name)

@@ -130,7 +130,7 @@ def test_a_draw_copies_the_right_rows_and_counts_itself(schema: Any, make_chunk:
     store = _store(schema, n_step=2, capacity=16)
     _insert(store, make_chunk(T=4, B=2, time_outs=[(3, 0)]))
     drawn = store.draw(np.random.default_rng(0), 3, 8)
-    whole, _ = store.copy_rows(drawn)
+    whole = store.copy_rows(drawn)
     seen: Any = {}
     for batch, keys in zip(whole.split(8), drawn.split(8)):
         boots = keys.bootstrap_keys
