@@ -59,6 +59,12 @@ def _dispatch(words: List[str]) -> int:
         from services.cli import config_command
 
         return config_command.run(options.what, options.file, overrides, os.environ, sys.stdout)
+    if options.command == "staleness":
+        from services.cli import staleness_command
+
+        if overrides:
+            raise UserError(f"`shoal staleness` reads what a run has written; leave out {overrides[0]}")
+        return staleness_command.run(options.run, options.png, sys.stdout)
     from services.cli import up
 
     return up.run(options.target, overrides, verbose=options.verbose)
@@ -85,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_up(commands)
     _add_config(commands)
     _add_eval(commands)
+    _add_staleness(commands)
     for name, text in (
         ("replay", "run a replay, or look into one (shoal replay --help)"),
         ("learner", "run the learner"),
@@ -137,6 +144,19 @@ def _add_eval(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     video.add_argument("--video", action="store_true", help="draw eval.mp4")
     video.add_argument("--no-video", action="store_true", help="draw no video")
     evaluation.add_argument("--seed", type=int, metavar="S", help="other goals and noise; else made of run.seed")
+
+
+def _add_staleness(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    staleness = commands.add_parser(
+        "staleness",
+        help="show how stale the data of a run were, by part and by actor",
+        description="Show how far behind the policy of trained items was: acting, in flight, in the ring and "
+        "in the prefetch, over training, and by actor. The run may go on, have ended, or have been killed.",
+        usage="shoal staleness RUN_FOLDER [--png FILE]",
+        allow_abbrev=False,
+    )
+    staleness.add_argument("run", metavar="RUN_FOLDER", help="the folder of a run")
+    staleness.add_argument("--png", metavar="FILE", help="draw it too (needs matplotlib)")
 
 
 if __name__ == "__main__":

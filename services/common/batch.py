@@ -8,7 +8,6 @@ from typing import Any, Dict, List, Optional, Tuple, Union
 import numpy as np
 import numpy.typing as npt
 
-
 Part = Union[slice, "npt.NDArray[np.int64]"]
 
 

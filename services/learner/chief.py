@@ -163,7 +163,9 @@ class Chief:
 
     def _train(self, learner: Learner, schema: Schema, monitor: Monitor) -> None:
         from services.learner.checkpointer import Checkpointer
+        from services.learner.data_staleness import DataStaleness
         from services.learner.loop import train
+        from services.learner.staleness import StalenessRules
 
         def publish() -> None:
             self._store.publish(learner.acting_parameters(), learner.updates)
@@ -186,6 +188,13 @@ class Chief:
             clock=time.monotonic,
             lifecycle=self._lifecycle,
         )
+        staleness = DataStaleness(
+            StalenessRules(self._config.staleness.max_lag_updates, self._config.staleness.loss_half_life_updates),
+            self._store,
+            self._folder.staleness,
+            self._metrics,
+            run=self._config.run.name,
+        )
         publish()
         self._folder.save_progress(monitor.progress(learner.updates))
         self._lifecycle.spawn("env-steps", lambda: self._steps.watch(self._replay, self._lifecycle))
@@ -196,6 +205,7 @@ class Chief:
                 learner,
                 self._replay,
                 monitor,
+                staleness,
                 publish=publish,
                 checkpoint_if_due=checkpointer.save_if_due,
                 max_updates=settings.max_updates,
@@ -206,6 +216,7 @@ class Chief:
             self._log.info("training stops early", updates=learner.updates, reason=self._lifecycle.reason)
         self._replay.finish()
         self._steps.poll_once(self._replay)
+        staleness.close(learner.updates)
         publish()
         checkpointer.finish()
         monitor.show(learner.updates)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Callable
 
 from services.agent.algorithm import Learner
+from services.learner.data_staleness import DataStaleness
 from services.learner.importance import importance_weights
 from services.learner.monitor import Monitor
 from services.learner.replay_client import ReplayClient
@@ -14,6 +15,7 @@ def train(
     learner: Learner,
     batches: ReplayClient,
     monitor: Monitor,
+    staleness: DataStaleness,
     *,
     publish: Callable[[], None],
     checkpoint_if_due: Callable[[], None],
@@ -29,6 +31,9 @@ def train(
     while learner.updates < max_updates:
         drawn = batches.next()
         weights = importance_weights(drawn.batch, importance_exponent)
+        weights = staleness.weigh(drawn, learner.updates, weights)
+        if not weights.any():
+            continue  # all of it became too old in the queue: the ledger has counted it
         update = learner.update(drawn.batch, weights)
         batches.report(drawn, update.td_error)
         monitor.after_update(learner.updates, drawn.batch, update)

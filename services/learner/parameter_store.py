@@ -83,6 +83,7 @@ class ParameterStore:
         self._lock = threading.Lock()
         self._versions: List[int] = [version for version, _ in history]
         self._updates: List[int] = [updates for _, updates in history]
+        self._arrays = np.zeros(0, np.int64), np.zeros(0, np.int64)  # both, as of the last question
         self._newest: Optional[PublishedSet] = None
         self._previous: Optional[PublishedSet] = None  # a download of several parts may end while a newer one is out
         self._held: Dict[str, PublishedSet] = {}
@@ -118,6 +119,17 @@ class ParameterStore:
         """(version, updates) of every version that can be looked up, versions rising."""
         with self._lock:
             return list(zip(self._versions, self._updates))
+
+    def updates_of(self, versions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Updates behind each of `versions` <int64>[N]; -1 for one that is not in the history."""
+        with self._lock:
+            if len(self._arrays[0]) != len(self._versions):
+                self._arrays = np.array(self._versions, np.int64), np.array(self._updates, np.int64)
+            known, behind = self._arrays
+        if len(known) == 0:
+            return np.full(versions.shape, -1, np.int64)
+        at = np.minimum(np.searchsorted(known, versions), len(known) - 1)
+        return np.where(known[at] == versions, behind[at], -1)
 
     def lag(self, versions: npt.NDArray[np.int64], updates: int) -> npt.NDArray[np.int64]:
         """Staleness in updates of things that `versions` produced, when they are used at `updates`.

@@ -162,8 +162,8 @@ class RateLimiter:
             if stock.num_expired:
                 return (
                     f"the table holds {stock.num_items} items of the {least} of min_size_to_sample{drawn_up}, and "
-                    f"{stock.num_expired} more are older than staleness.max_lag_updates allows: actors must insert what "
-                    f"newer versions did"
+                    f"{stock.num_expired} more are older than staleness.max_lag_updates allows: actors must insert "
+                    f"steps of newer versions"
                 )
             full = ", and its ring is full of rows that start no item" if stock.is_full and not worn else ""
             return (

@@ -394,14 +394,18 @@ class Sampler:
                 return "a leaf of the sum tree is not its priority part times its freshness"
         if self._largest.value(0.0) != ring.priority.max():
             return "the largest priority is not that of the column"
-        expired = is_item & self._has_expired(slots)
+        return self._check_counts(is_item) or self.tree.check_valid() or self._part_tree.check_valid()
+
+    def _check_counts(self, is_item: npt.NDArray[np.bool_]) -> Optional[str]:
+        ring = self._ring
+        expired = is_item & self._has_expired(np.arange(ring.capacity))
         if self.num_expired != np.count_nonzero(expired):
             return f"{np.count_nonzero(expired)} items have expired; {self.num_expired} were counted"
         if self._limit:
             left = np.maximum(0, self._limit - ring.times_sampled[is_item & ~expired])
             if self._draws_left != left.sum() or self.num_exhausted != np.count_nonzero(left == 0):
                 return f"the items stand {left.sum()} more draws; {self._draws_left} were counted"
-        return self.tree.check_valid() or self._part_tree.check_valid()
+        return None
 
 
 def occurrence(values: Ints) -> Ints:

@@ -133,9 +133,7 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         outcome = self._apply_priorities(table, request.priorities, context)
         is_chief = request.peer.role == experience_pb2.ROLE_LEARNER
         try:
-            table.set_newest(
-                request.newest_version, request.updates, chief=request.peer.incarnation if is_chief else 0
-            )
+            table.set_newest(request.newest_version, request.updates, chief=request.peer.incarnation if is_chief else 0)
         except RingBroken as error:
             self._give_up(error, context)
         is_mapped = request.transport == replay_pb2.TRANSPORT_MAPPED

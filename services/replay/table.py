@@ -316,9 +316,7 @@ class Table:
             self._limiter.sample(num_drawn)
             self._waiting.wake()
         batches = batch.split(batch_size) if batch is not None else []
-        return SampleResult(
-            SampleStatus.OK, "", drawn.split(batch_size), batches, mass_log2, num_items, stamps
-        )
+        return SampleResult(SampleStatus.OK, "", drawn.split(batch_size), batches, mass_log2, num_items, stamps)
 
     def update_priorities(self, keys: npt.NDArray[np.int64], td_error: npt.NDArray[np.float64]) -> PriorityOutcome:
         """Set |td_error| + 1e-6, which p is made of, for `keys` <int64>[N]; each gets an answer, none can do harm.
