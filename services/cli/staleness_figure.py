@@ -8,7 +8,7 @@ from typing import Any, List, Sequence
 from services.cli.staleness_view import NAMES, mean_updates, summed
 from services.common.errors import UserError
 from services.common.files import cannot_write
-from services.common.staleness_log import PARTS, LedgerRow, quantile
+from services.common.staleness_log import PARTS, TOTAL, LedgerRow, quantile
 
 COLOURS = {"acting": "#e9c46a", "in_flight": "#f4a261", "ring": "#1f6f8b", "prefetch": "#e76f51"}
 MAX_ACTORS = 24  # that are drawn
@@ -45,7 +45,7 @@ def _draw_parts(axes: Any, rows: Sequence[LedgerRow]) -> None:
     updates = [row.updates for row in rows]
     parts: List[List[float]] = [[mean_updates(row, part) for row in rows] for part in PARTS]
     axes.stackplot(updates, parts, labels=[NAMES[part] for part in PARTS], colors=[COLOURS[part] for part in PARTS])
-    p95 = [quantile(row.counts["total"], 0.95) for row in rows]
+    p95 = [row.quantile(TOTAL, 0.95) for row in rows]
     axes.plot(updates, p95, color="#333333", lw=1.2, ls=":", label="p95 of all of it")
     if rows[-1].bound is not None:
         axes.axhline(rows[-1].bound, color="#c1121f", lw=1.2, ls="--", label="bound")
@@ -61,8 +61,9 @@ def _draw_actors(axes: Any, whole: LedgerRow) -> None:
     names = [name for name, _ in actors]
     for share, colour, label in ((0.95, "#9fc4d1", "p95"), (0.5, "#1f6f8b", "p50")):
         values = [quantile(lag.counts, share, lag.most) for _, lag in actors]
-        axes.barh(names, values, color=colour, height=0.6, label=label)
+        axes.barh(names, values, color=colour, height=0.5, label=label)
     axes.plot([lag.most for _, lag in actors], names, "|", color="#e76f51", ms=12, label="largest")
     axes.set_xlabel("lag, updates")
+    axes.margins(y=0.3 / max(1, len(actors)))
     axes.grid(alpha=0.25, axis="x")
-    axes.legend(loc="lower right", frameon=False)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=3, frameon=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import List, Sequence
 
 from services.cli.figures import bars, count, sparkline
-from services.common.staleness_log import BOUNDS, PARTS, TOTAL, LedgerRow, quantile, thin_out
+from services.common.staleness_log import PARTS, TOTAL, LedgerRow, quantile, thin_out
 
 NAMES = {
     "acting": "acting",
@@ -58,11 +58,11 @@ def _parts(whole: LedgerRow) -> List[str]:
     lines = [f"{'':17}{'lag, updates':^24}  {'age, s':>9}", f"{'':17}{'p50':>8}{'p95':>8}{'mean':>8}  {'mean':>9}"]
     total = mean_updates(whole, TOTAL)
     for part in (*PARTS, TOTAL):
-        counts, mean = whole.counts[part], mean_updates(whole, part)
+        p50, p95, mean = whole.quantile(part, 0.5), whole.quantile(part, 0.95), mean_updates(whole, part)
         share = mean / total if total else 0.0
         bar = "█" * round(share * SHARE_WIDTH) if part != TOTAL else ""
         lines.append(
-            f"{NAMES[part]:<17}{count(quantile(counts, 0.5)):>8}{count(quantile(counts, 0.95)):>8}{count(mean):>8}  "
+            f"{NAMES[part]:<17}{count(p50):>8}{count(p95):>8}{count(mean):>8}  "
             f"{mean_seconds(whole, part):>9.3g}  {f'{share:>4.0%} {bar}' if part != TOTAL else ''}".rstrip()
         )
     return lines
@@ -82,7 +82,7 @@ def _course(rows: Sequence[LedgerRow]) -> List[str]:
 def _spread(whole: LedgerRow) -> List[str]:
     counts = whole.counts[TOTAL]
     last = max((place for place, number in enumerate(counts) if number), default=0)
-    return [f"{'items by lag':<17}0 |{bars(counts[: last + 1])}| {count(BOUNDS[min(last, len(BOUNDS) - 1)])} updates"]
+    return [f"{'items by lag':<17}0 |{bars(counts[: last + 1])}| {count(whole.most)} updates"]
 
 
 def _actors(whole: LedgerRow) -> List[str]:

@@ -78,6 +78,15 @@ class LedgerRow:
     sum_seconds: Dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     actors: Dict[str, ActorLag] = field(default_factory=dict)
 
+    @property
+    def most(self) -> int:
+        """The largest lag of an item."""
+        return max((lag.most for lag in self.actors.values()), default=0)
+
+    def quantile(self, name: str, share: float) -> float:
+        """Of the lag in a part, or in all; see `quantile`."""
+        return quantile(self.counts[name], share, self.most)
+
     def add(self, later: LedgerRow) -> None:
         """Take in the row behind this one."""
         self.updates, self.wall_s, self.bound = later.updates, later.wall_s, later.bound
@@ -127,13 +136,13 @@ class LedgerRow:
         return row
 
 
-def quantile(counts: Sequence[int], share: float, most: float = BOUNDS[-1]) -> float:
+def quantile(counts: Sequence[int], share: float, most: float) -> float:
     """The lag that `share` of the counted items do not exceed, as far as the buckets tell: linear within one.
 
     Args:
         counts: by bucket.
         share: 0 to 1.
-        most: the largest value that was counted, if it is known.
+        most: the largest value that was counted, or a bound of it.
     """
     total = sum(counts)
     rank, below = share * total, 0

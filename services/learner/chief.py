@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Optional
 
 import numpy as np
 from typing_extensions import Self
@@ -81,6 +81,7 @@ class Chief:
             )
         self._steps = AcknowledgedSteps(self._resumed.acknowledged if self._resumed else {})
         self._status = Status()
+        self._learner: Optional[Learner] = None
         self._peer = Peer(run_id, experience_pb2.ROLE_LEARNER, "learner")
         self._readers = Readers(time.monotonic, config.actor.count)
         history = self._resumed.history if self._resumed else []
@@ -94,7 +95,7 @@ class Chief:
             samples_in_flight=settings.samples_in_flight,
             transport=settings.transport,
             rng=np.random.default_rng(config.run.seed),
-            newest=lambda: (self._newest_version, self._status.progress.updates),
+            newest=lambda: (self._newest_version, self._learner.updates if self._learner else 0),
             lifecycle=lifecycle,
             log=log,
         )
@@ -142,7 +143,7 @@ class Chief:
     def train(self) -> None:
         """Wait for a first actor, then train until the last update or the stop; ends with a checkpoint."""
         schema = self._replay.wait_for_schema()
-        learner = self._make_learner(schema)
+        learner = self._learner = self._make_learner(schema)
 
         from services.learner.monitor import Monitor
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Optional
 
 import numpy as np
 import pytest
@@ -9,10 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from services.common.errors import UserError
+from services.replay import records
 from services.replay.admission import InsertStatus
 from services.replay.chunk_log import ChunkLog, RingBroken, segments_in
 from services.replay.items import StepOutcome
+from services.replay.journal import FolderJournal
 from services.replay.ring import Ring
+from services.replay.sampler import SamplerSettings
 from services.replay.table import Table
 
 
@@ -29,6 +34,14 @@ def _columns(table: Table) -> Dict[str, List[Any]]:
     return found
 
 
+def _ages(table: Table) -> Any:
+    ring = table.store.ring
+    keys = np.sort(ring.keys(np.flatnonzero(ring.status == StepOutcome.ITEM)))
+    stamps = table.store.stamps.look_up(keys, 0.0, 0, table._admission.name_table()).resolve()
+    columns = {name: np.asarray(value).tolist() for name, value in vars(stamps).items()}
+    return columns, table.store.history.pairs(), table.info().sampling.num_expired
+
+
 def _state(table: Table) -> Any:
     oldest = table.store.ring.oldest_key  # what is overwritten is no open window, whether it is still listed or not
     groups = {
@@ -43,7 +56,7 @@ def _state(table: Table) -> Any:
         }
         for record in table._admission.actors.values()
     }
-    return table.store.counters, table.store.ring.reserved, groups, _columns(table)
+    return table.store.counters, table.store.ring.reserved, groups, _columns(table), _ages(table)
 
 
 def test_a_table_comes_back_as_it_was(make_durable: Any, feed: Any, make_chunk: Any, clock: Any) -> None:
@@ -214,6 +227,89 @@ def test_a_record_that_cannot_be_written_ends_it_all(
     assert durable.reopen().store.counters.acknowledged == 8
 
 
+def test_versions_and_stamps_come_back(make_durable: Any, feed: Any, make_chunk: Any, clock: Any) -> None:
+    durable = make_durable()
+    feed(durable.table, 1)
+    durable.table.set_newest(8, 40)
+    late = replace(make_chunk(sequence=1), acting_seconds=4.0, queued_seconds=0.5, newest_version=6)
+    durable.table.insert("a", 1, late, max_wait_s=0.0)
+    clock.now_s += 3.0
+    before = _ages(durable.table)
+    stamps, pairs, _ = before
+    assert sorted(set(stamps["arrival_version"])) == [0, 8]
+    assert sorted(set(stamps["known_version"])) == [0, 6]
+    assert sorted(set(stamps["transit_s"])) == [0.0, 0.5]
+    assert pairs == [(0, 0), (8, 40)]
+    table = durable.reopen()
+    assert _ages(table) == before
+    assert table.newest_version == 8
+    drawn = table.sample(1, 4, max_wait_s=0.0)
+    assert drawn.stamps.sampling_version == 8
+
+
+def test_a_version_that_found_no_room_is_written_before_the_next_chunk(
+    make_durable: Any, feed: Any, make_chunk: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    durable = make_durable()
+    with monkeypatch.context() as full:
+        full.setattr(FolderJournal, "why_full", lambda _: "no space is left")
+        durable.table.set_newest(3, 30)
+    feed(durable.table, 1)
+    before = _ages(durable.table)
+    assert set(before[0]["arrival_version"]) == {3}
+    assert _ages(durable.reopen()) == before
+
+
+def test_a_ring_from_before_versions_were_written_down_opens_as_it_did(
+    make_durable: Any, feed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    durable = make_durable()
+    durable.table.set_newest(8, 40)
+    feed(durable.table, 2)
+    with monkeypatch.context() as older:
+        older.setattr(records, "summary_versions", lambda _: [])
+        older.setattr(records, "version_facts", lambda _: (0, 0))
+        table = durable.reopen()
+    stamps, pairs, _ = _ages(table)
+    assert set(stamps["arrival_version"]) == {0}  # unknown
+    assert pairs == [(0, 0)]
+    assert table.sample(1, 4, max_wait_s=0.0).batches
+
+
+def test_the_first_summary_need_not_speak_of_versions(make_durable: Any) -> None:
+    durable = make_durable()
+    summary = records.parse(segments_in(durable.path / "chunks")[0].file.read_bytes()).records[0]
+    facts = json.loads(summary.body)
+    del facts["versions"]
+    assert records.summary_versions(summary._replace(body=json.dumps(facts).encode())) == []
+
+
+def test_versions_outlive_the_segments_that_heard_of_them(make_durable: Any, make_chunk: Any) -> None:
+    durable = make_durable(capacity=256)
+    durable.table.set_newest(2, 20)
+    durable.table.set_newest(9, 90)
+    for sequence in range(2000):
+        durable.table.insert("a", 1, make_chunk(T=2, sequence=sequence), max_wait_s=0.0)
+    assert segments_in(durable.path / "chunks")[0].number >= 1
+    table = durable.reopen()
+    assert table.store.history.pairs() == [(0, 0), (2, 20), (9, 90)]
+    assert set(_ages(table)[0]["arrival_version"]) == {9}
+
+
+def test_a_chief_whose_versions_begin_anew_begins_another_history(make_durable: Any, feed: Any) -> None:
+    durable = make_durable(sampling=SamplerSettings(max_lag_updates=50))
+    durable.table.set_newest(7, 70, chief=1)
+    feed(durable.table, 2)
+    durable.table.set_newest(20, 700, chief=1)
+    assert durable.table.info().num_items == 0
+    durable.table.set_newest(1, 0, chief=2)
+    for table in (durable.table, durable.reopen()):
+        assert table.newest_version == 1
+        assert table.store.history.pairs() == [(0, 0), (1, 0)]
+        assert table.info().num_items > 0
+        assert table.check_valid() is None
+
+
 def test_the_log_stays_small_and_the_table_comes_back_from_any_of_its_segments(
     make_durable: Any, feed: Any, make_chunk: Any
 ) -> None:
@@ -372,19 +468,34 @@ def test_a_disk_without_room_for_the_recovery_is_said_and_can_be_retried(
 
 EVENT = st.sampled_from(
     ["insert", "insert", "insert", "gap", "restart", "close", "silence", "sick", "sample", "resend", "reopen", "kill",
-     "boot", "copy"]
+     "boot", "copy", "version", "version"]
 )  # fmt: skip
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data(), capacity=st.integers(16, 60), n_step=st.integers(1, 5))
+@given(
+    data=st.data(),
+    capacity=st.integers(16, 60),
+    n_step=st.integers(1, 5),
+    bound=st.sampled_from([None, 0, 30]),
+    most=st.sampled_from([0, 4]),
+)
 def test_every_step_is_accounted_for_whatever_happens_and_however_often_it_comes_back(
-    data: Any, capacity: int, n_step: int, make_durable: Any, make_chunk: Any, clock: Any
+    data: Any,
+    capacity: int,
+    n_step: int,
+    bound: Optional[int],
+    most: int,
+    make_durable: Any,
+    make_chunk: Any,
+    clock: Any,
 ) -> None:
     boot = ["boot"]
     with pytest.MonkeyPatch.context() as patches:
         patches.setattr("services.replay.ring_folder.boot_id", lambda: boot[0])
-        _live(data, make_durable(capacity=capacity, n_step=n_step, max_actor_silence_s=50.0), make_chunk, clock, boot)
+        sampling = SamplerSettings(max_lag_updates=bound, max_times_sampled=most)
+        durable = make_durable(capacity=capacity, n_step=n_step, max_actor_silence_s=50.0, sampling=sampling)
+        _live(data, durable, make_chunk, clock, boot)
 
 
 def _live(data: Any, durable: Any, make_chunk: Any, clock: Any, boot: List[str]) -> None:
@@ -399,6 +510,9 @@ def _live(data: Any, durable: Any, make_chunk: Any, clock: Any, boot: List[str])
         elif event == "sample":
             for batch in table.sample(2, 8, max_wait_s=0.0).batches:
                 table.update_priorities(batch.keys, np.abs(batch.n_step_return).astype(np.float64))
+        elif event == "version":
+            known = table.store.history
+            table.set_newest(known.newest_version + 1, known.newest_updates + data.draw(st.integers(0, 20)))
         elif event == "silence":
             table.expire_actors()
         elif event == "reopen":
@@ -433,6 +547,7 @@ def _insert(data: Any, durable: Any, make_chunk: Any, event: str, name: str, lif
     has_final = data.draw(st.booleans()) and not marks["resets"]
     cut = has_final and data.draw(st.booleans()) and T > 0
     chunk = make_chunk(T=T, sequence=life[1], first_step=life[2], cut=cut, final=has_final, **marks)
+    chunk.policy_version[:] = data.draw(st.integers(0, table.newest_version))
     if event == "sick" and T:
         chunk.reward[data.draw(st.integers(0, T - 1)), 0] = np.nan
     before_steps = table.info().steps.acknowledged

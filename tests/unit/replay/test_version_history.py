@@ -53,3 +53,26 @@ def test_it_is_bounded_and_never_falls(moves: List[Tuple[int, int]], max_pairs: 
 def test_too_small_a_bound_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 4"):
         VersionHistory(max_pairs=3)
+
+
+@given(
+    moves=st.lists(st.tuples(st.integers(1, 50), st.integers(0, 90)), max_size=12),
+    updates=st.integers(-5, 1200),
+)
+def test_the_oldest_version_of_an_age_is_the_first_that_has_it(moves: List[Tuple[int, int]], updates: int) -> None:
+    history = VersionHistory()
+    version = done = 0
+    for more_versions, more_updates in moves:
+        version, done = version + more_versions, done + more_updates
+        history.note(version, done)
+    oldest = history.oldest_of(updates)
+    known = history.updates_of(np.arange(version + 1))
+    assert (known[:oldest] < updates + 1e-6).all()
+    assert (known[oldest:] > updates - 1e-6).all()
+    assert oldest <= version + 1
+
+
+def test_another_history_begins_with_what_it_is_given() -> None:
+    history = VersionHistory([(5, 50)])
+    history.restart([(1, 2)])
+    assert history.pairs() == [(0, 0), (1, 2)]
