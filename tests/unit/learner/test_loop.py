@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Any, List, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 import numpy as np
 import pytest
@@ -57,7 +57,21 @@ class Monitor:
         self.updates.append(updates)
 
 
-def _train(learner: FakeLearner, batches: Batches, **changes: Any) -> Tuple[Monitor, List[str]]:
+class Staleness:
+    """Leaves weights alone, and finds the batches `stale` too old."""
+
+    def __init__(self, stale: Sequence[int] = ()) -> None:
+        self.seen: List[Tuple[int, int]] = []
+        self._stale = stale
+
+    def weigh(self, drawn: DrawnBatch, updates: int, weights: Any) -> Any:
+        self.seen.append((drawn.table_id, updates))
+        return np.zeros_like(weights) if drawn.table_id in self._stale else weights
+
+
+def _train(
+    learner: FakeLearner, batches: Batches, staleness: Optional[Staleness] = None, **changes: Any
+) -> Tuple[Monitor, List[str]]:
     monitor = Monitor()
     events: Any = []
     arguments: Any = {
@@ -68,7 +82,7 @@ def _train(learner: FakeLearner, batches: Batches, **changes: Any) -> Tuple[Moni
         "importance_exponent": 0.4,
         **changes,
     }
-    train(learner, batches, monitor, **arguments)  # type: ignore[arg-type]
+    train(learner, batches, monitor, staleness or Staleness(), **arguments)  # type: ignore[arg-type]
     return monitor, events
 
 
@@ -100,6 +114,15 @@ def test_the_learner_gets_the_importance_weights_of_its_batch() -> None:
     learner, batches = FakeLearner(), Batches()
     _train(learner, batches, max_updates=1, importance_exponent=0.9)
     np.testing.assert_array_equal(learner.weights[0], importance_weights(batches.drawn[0].batch, 0.9))
+
+
+def test_a_batch_that_became_too_old_in_the_queue_is_not_trained_on() -> None:
+    learner, batches, staleness = FakeLearner(), Batches(), Staleness(stale=(1, 2))
+    monitor, _ = _train(learner, batches, staleness, max_updates=2)
+    assert learner.updates == 2
+    assert staleness.seen == [(0, 0), (1, 1), (2, 1), (3, 1)]  # with the updates before the step
+    assert monitor.updates == [1, 2]
+    assert [drawn.table_id for drawn, _ in batches.reported] == [0, 3]
 
 
 def test_a_run_that_is_done_draws_nothing() -> None:

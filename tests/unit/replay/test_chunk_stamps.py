@@ -69,7 +69,7 @@ def test_every_resident_row_finds_its_chunk(chunks: List[Tuple[int, int, int, in
         stamp = _stamp(end + hole, num_steps=num_steps, num_lanes=num_lanes, num_final=num_final, known_version=number)
         stamps.add(stamp)
         end = stamp.end_key
-        owner.update({key: number for key in range(stamp.first_key, stamp.first_key + num_steps * num_lanes)})
+        owner.update(dict.fromkeys(range(stamp.first_key, stamp.first_key + num_steps * num_lanes), number))
         assert stamps.check_valid() is None
     keys = [key for key in owner if key >= end - capacity]
     assert _look_up(stamps, keys).known_version.tolist() == [owner[key] for key in keys]
