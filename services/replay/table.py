@@ -380,7 +380,7 @@ class Table:
         with self._condition:
             if chief and chief != self._chief:
                 self._chief = chief
-                if version < self._history.newest_version:
+                if 0 < version < self._history.newest_version:
                     self.store.begin_history()
             if self.store.note_version(version, updates):
                 self._waiting.wake()  # the table may have too little left to hold inserts back for

@@ -217,3 +217,18 @@ def test_overwritten_items_are_replaced_and_counted(replay: MappedReplay, tmp_pa
 def test_a_replay_in_memory_has_no_ring_to_attach_to() -> None:
     with pytest.raises(UserError, match=r"keeps its ring in memory: set replay\.data_dir"):
         attach(replay_pb2.GetReplayInfoResponse(), np.random.default_rng(0))
+
+
+def test_rows_from_the_ring_come_with_the_same_stamps_as_over_grpc(make_client: Any, replay: MappedReplay) -> None:
+    replay.table.set_newest(1, 1)
+    replay.fill(1)
+    for transport in ("mapped", "grpc"):
+        client = make_client(transport)
+        client.start(SCHEMA)
+        batch = client.next().batch
+        assert batch.stamps is not None
+        second = batch.keys >= 64
+        assert second.any()
+        assert (batch.stamps.arrival_version == np.where(second, 1, 0)).all()
+        assert batch.stamps.actor_names == ("actor-0",)
+        assert (batch.stamps.ring_s > 0).all()

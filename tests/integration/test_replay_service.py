@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from typing import Any, Dict, List
@@ -14,6 +15,7 @@ from services.common.codec import decode_batch, decode_schema, decode_tensor, en
 from services.common.peer import Peer
 from services.common.rpc import Refused, Unavailable, call_once, connect
 from services.common.schema import ActionSpec, Schema, TensorSpec
+from services.common.stamps_codec import StampSource
 from services.replay.servicer import ReplayServicer
 from services.replay.table import Table, TableSettings
 from shoal.v1 import experience_pb2, replay_pb2, replay_pb2_grpc
@@ -339,3 +341,24 @@ def test_a_snapshot_is_refused_with_the_reason(replay: Replay) -> None:
     replay.insert(make_chunk())
     with pytest.raises(Refused, match=r"takes no snapshots: set replay\.data_dir"):
         call_once(replay.stub.Snapshot, request, timeout_s=5)
+
+
+def test_the_answer_says_where_an_items_age_comes_from(replay: Replay) -> None:
+    chunk = dataclasses.replace(make_chunk(4, 2, version=3), newest_version=4, acting_seconds=2.0, queued_seconds=1.0)
+    replay.insert(chunk)
+    response = replay.sample(2, 8)
+    assert response.held_seconds > 0.0
+    assert response.actor_names == ["actor-0"]
+    source = StampSource(response.sampling_version, tuple(response.actor_names))
+    stamps = decode_batch(response.batches[1], response.num_items, source).stamps
+    assert stamps is not None
+    assert set(stamps.acting_s.tolist()) <= {2.0, 1.5, 1.0, 0.5}
+    assert (stamps.transit_s >= 1.0).all()
+    assert (stamps.ring_s > 0.0).all()
+    assert (stamps.known_version == 0).all()  # no newer than what the replay knew at the draw
+
+
+def test_an_insert_says_how_long_it_was_held(replay: Replay) -> None:
+    began_s = time.monotonic()
+    response = replay.insert(make_chunk(4, 2))
+    assert 0.0 < response.held_seconds < time.monotonic() - began_s

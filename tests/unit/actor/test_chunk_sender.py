@@ -377,3 +377,24 @@ def test_a_replay_that_is_away_is_told(make_sender: Any, lifecycle: Lifecycle, e
     lifecycle.spawn("sender", sender.run)
     sender.put(_chunk(0))
     eventually(lambda: sender.waiting_for == "waiting for the replay at 127.0.0.1:1")
+
+
+def test_half_of_the_shortest_round_trip_counts_as_queued(
+    make_sender: Any, replay: Replay, serve: Serve, lifecycle: Lifecycle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted: List[Any] = []
+
+    class Trips:
+        half_s = 100.0
+
+        def note(self, trip_s: float, held_s: float) -> None:
+            noted.append((trip_s, held_s))
+
+    monkeypatch.setattr(chunk_sender, "RoundTrips", Trips)
+    sender = make_sender(serve(ADD, replay))
+    lifecycle.spawn("sender", sender.run)
+    sender.put(_chunk(0))
+    _finish(sender, lifecycle)
+    assert 100.0 <= replay.requests[-1].chunk.queued_seconds < 110.0
+    assert all(0.0 < held_s <= trip_s for trip_s, held_s in noted)
+    assert noted

@@ -53,3 +53,37 @@ def test_sampling_that_deadlocks_or_has_no_effect_is_refused(flags: str, sentenc
 )
 def test_sampling_just_on_the_other_side_is_allowed(flags: str) -> None:
     _load(flags)
+
+
+BOUND = "--staleness.max_lag_updates"
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (f"{BOUND} 0", "max_lag_updates = 0 cannot hold: .* up to 32 updates behind; set it to at least 32"),
+        (f"{BOUND} 31", "every 20 updates .* 12 batches are drawn ahead .* 4 x .1 . learner.samples_in_flight 2"),
+        (f"{BOUND} 5 --learner.publish_period 1 --learner.samples_in_flight 4", "at least 21"),
+        (f"{BOUND} -1", "it must be at least 0"),
+        (
+            "--staleness.loss_half_life_updates 100 @freshness_half_life_updates 200",
+            "loss_half_life_updates = 100 and replay.freshness_half_life_updates = 200 would both .* one of them to 0",
+        ),
+    ],
+)
+def test_a_staleness_rule_that_cannot_hold_is_refused(flags: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        _load(flags)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        f"{BOUND} 32",
+        f"{BOUND} 3 --learner.publish_period 1 --learner.batches_per_sample 1 --learner.samples_in_flight 1",
+        "--staleness.loss_half_life_updates 100",
+        "@freshness_half_life_updates 200",
+    ],
+)
+def test_a_staleness_rule_that_can_hold_is_allowed(flags: str) -> None:
+    _load(flags)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from typing import Any, Callable, Dict, List
@@ -280,3 +281,44 @@ def test_a_call_asks_for_fewer_batches_of_large_rows(batch_size: int, fits: int)
     images = Schema((TensorSpec("camera", "uint8", (84, 84, 4)),), ActionSpec((-1.0,), (1.0,)))
     assert replay_client.batches_of_a_call(8, batch_size, images) == fits
     assert replay_client.batches_of_a_call(8, batch_size, SCHEMA) == 8
+
+
+def test_batches_carry_stamps_and_their_own_way(
+    make_client: Callable[..., ReplayClient], serve: Serve, replay: Replay
+) -> None:
+    table = replay.introduce()
+    for number, actor in enumerate(["actor-0", "actor-1"]):
+        chunk = dataclasses.replace(make_chunk(8, 2, version=5), newest_version=6 + number, queued_seconds=0.5)
+        table.insert(actor, 1, chunk, max_wait_s=0)
+    client = make_client(serve(ADD, replay), newest=lambda: (9, 70))
+    client.start(SCHEMA)
+    before_s, seen = time.monotonic(), set()
+    for _ in range(7):
+        drawn = client.next()
+        stamps = drawn.batch.stamps
+        assert stamps is not None
+        assert stamps.actor_names == ("actor-0", "actor-1")
+        assert stamps.sampling_version == 9
+        assert (stamps.known_version == 6 + stamps.actor_index).all()
+        assert (stamps.arrival_version == 0).all()
+        assert (stamps.transit_s >= 0.5).all()
+        assert before_s - 5.0 < drawn.arrived_s <= time.monotonic()
+        assert 0.0 <= drawn.half_trip_s < 1.0
+        seen |= set(stamps.actor_index.tolist())
+    assert seen == {0, 1}
+    table.insert("actor-2", 1, make_chunk(0, 2), max_wait_s=0)  # names are sent again when there are more
+    while stamps.actor_names != ("actor-0", "actor-1", "actor-2"):
+        stamps = client.next().batch.stamps
+        assert stamps is not None
+        assert time.monotonic() - before_s < 10
+
+
+def test_names_travel_once(make_client: Callable[..., ReplayClient], serve: Serve, replay: Replay) -> None:
+    replay.fill()
+    client = make_client(serve(ADD, replay), samples_in_flight=1)
+    client.start(SCHEMA)
+    for _ in range(3 * K):
+        client.next()
+    known = [(request.known_table_id, request.known_actors) for request in replay.samples]
+    assert known[0] == (0, 0)
+    assert set(known[1:]) == {(replay.table.table_id, 1)}  # type: ignore[union-attr]
