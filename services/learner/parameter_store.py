@@ -136,11 +136,5 @@ class ParameterStore:
 
         A version that is not in the history was lost in a crash of the chief: it counts as fresh (lag 0).
         """
-        with self._lock:
-            known = np.array(self._versions, np.int64)
-            behind = np.array(self._updates, np.int64)
-        if len(known) == 0:
-            return np.zeros(len(versions), np.int64)
-        at = np.minimum(np.searchsorted(known, versions), len(known) - 1)
-        lag = np.where(known[at] == versions, updates - behind[at], 0)
-        return np.maximum(lag, 0)
+        behind = self.updates_of(versions)
+        return np.where(behind >= 0, np.maximum(updates - behind, 0), 0)
