@@ -28,18 +28,15 @@ def sample_response(
     )
     if result.stamps is None:
         return response
-    stamps, at = result.stamps.resolve(), 0
-    for place, keys in enumerate(result.drawn):
-        message, part = response.batches.add(), slice(at, at + len(keys.keys))
-        if result.batches:
-            fill_batch(message, result.batches[place])
-        else:
-            fill_drawn(message, keys)
-        fill_stamps(message, stamps.at(part))
-        at = part.stop
-    response.sampling_version = stamps.sampling_version
-    if (request.known_table_id, request.known_actors) != (table_id, len(stamps.actor_names)):
-        response.actor_names.extend(stamps.actor_names)
+    for batch in result.batches:
+        fill_batch(response.batches.add(), batch)
+    for keys in result.drawn if not result.batches else []:
+        fill_drawn(response.batches.add(), keys)
+    fill_stamps(response.batches, result.stamps.pack())
+    source = result.stamps.source
+    response.sampling_version = source.sampling_version
+    if (request.known_table_id, request.known_actors) != (table_id, len(source.actor_names)):
+        response.actor_names.extend(source.actor_names)
     return response
 
 

@@ -6,32 +6,33 @@ Kept a chunk and not a row: the ring's rows take no further bytes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 import numpy.typing as npt
 
 from services.common.batch import Stamps
+from services.common.stamps_codec import PackedStamps, StampSource, last_bits
 
 Keys = npt.NDArray[np.int64]
 
-_FACTS = np.dtype(
-    [
-        ("first_key", "<i8"),
-        ("known_version", "<i8"),
-        ("arrival_version", "<i8"),
-        ("inserted_s", "<f8"),
-        ("acting_s", "<f4"),
-        ("transit_s", "<f4"),
-        ("actor", "<u4"),
-        ("num_lanes", "<u4"),
-        ("step_s", "<f4"),  # acting_s / num_steps
-        ("num_steps", "<u4"),
-    ]
-)
-_AS_ONE = np.dtype((np.void, _FACTS.itemsize))  # records are copied faster in one piece than by their fields
+Facts = Dict[str, npt.NDArray[Any]]
+_COLUMNS = {  # what is kept of a chunk, ready to be sent
+    "first_key": np.int64,
+    "inserted_s": np.float64,
+    "per_lane": np.float64,  # 1 / num_lanes
+    "step_s": np.float32,  # acting_s / num_steps
+    "acting_s": np.float32,
+    "transit_s": np.float32,
+    "actor": np.uint32,
+    "known_version": np.uint32,  # last bits
+    "arrival_version": np.uint32,
+    "num_steps": np.uint32,
+    "num_lanes": np.uint32,
+}
+_SENT = tuple(name for name in _COLUMNS if not name.startswith("num_"))
 _NEVER = np.iinfo(np.int64).max
-_LARGEST_S, _LARGEST_VERSION = 1e9, 2**62
+_LARGEST_S = 1e9
 BLOCK_SHIFT = 7  # keys of a block of the index
 MAX_STEPS = 2  # further chunks of a block that are looked at, before a search is faster
 
@@ -62,28 +63,31 @@ class FoundStamps:
 
     keys: Keys  # [N]
     places: Keys  # [N], of their chunks in `facts`
-    facts: npt.NDArray[Any]  # [C], records that do not change any more where they are set
+    facts: Facts  # columns [C], which do not change any more where they are set
     now_s: float
-    sampling_version: int
-    actor_names: Tuple[str, ...]
+    source: StampSource
 
-    def resolve(self) -> Stamps:
+    def pack(self) -> PackedStamps:
         """The items' stamps.
 
         An item's share of its chunk's acting begins where its step begins: of T steps T - t are still to come.
         """
-        chunks: npt.NDArray[Any] = self.facts.view(_AS_ONE).take(self.places).view(_FACTS)
-        step = (self.keys - chunks["first_key"]) // chunks["num_lanes"]
-        return Stamps(
-            actor_index=chunks["actor"],
-            actor_names=self.actor_names,
-            known_version=chunks["known_version"],
-            arrival_version=chunks["arrival_version"],
-            sampling_version=self.sampling_version,
-            acting_s=chunks["acting_s"] - step.astype(np.float32) * chunks["step_s"],
-            transit_s=chunks["transit_s"],
-            ring_s=(self.now_s - chunks["inserted_s"]).astype(np.float32),
+        found = {name: self.facts[name].take(self.places) for name in _SENT}
+        offset = (self.keys - found["first_key"]) + 0.5  # by half a lane, so that no rounding moves it to another step
+        step = np.floor(offset * found["per_lane"]).astype(np.float32)
+        return PackedStamps(
+            source=self.source,
+            actor_index=found["actor"],
+            known_version=found["known_version"],
+            arrival_version=found["arrival_version"],
+            acting_s=found["acting_s"] - step * found["step_s"],
+            transit_s=found["transit_s"],
+            ring_s=(self.now_s - found["inserted_s"]).astype(np.float32),
         )
+
+    def resolve(self) -> Stamps:
+        """The same, as who receives them sees them."""
+        return self.pack().unpack()
 
 
 class ChunkStamps:
@@ -92,7 +96,7 @@ class ChunkStamps:
     def __init__(self, capacity: int) -> None:
         """Make an empty one for a ring of `capacity` rows."""
         self._capacity = capacity
-        self._facts = np.zeros(64, _FACTS)
+        self._facts: Facts = {name: np.zeros(64, dtype) for name, dtype in _COLUMNS.items()}
         self._first = np.full(65, _NEVER, np.int64)  # first keys, and an end for the search
         self._least = np.full(64, _NEVER, np.int64)  # oldest version of the steps that have not expired
         self._count = 0
@@ -112,22 +116,25 @@ class ChunkStamps:
             stamp: of the chunk; what makes no sense (NaN, negative seconds) is taken for 0.
             oldest_version: the smallest of its steps, unless `recount` is to find it.
         """
-        if self._count == len(self._facts):
+        if self._count == len(self._least):
             self._make_room(stamp.end_key - self._capacity)
         at = self._count
         acting_s = _seconds(stamp.acting_s)
-        self._facts[at] = (
-            stamp.first_key,
-            min(stamp.known_version, _LARGEST_VERSION),
-            stamp.arrival_version,
-            stamp.inserted_s,
-            acting_s,
-            _seconds(stamp.transit_s),
-            stamp.actor,
-            stamp.num_lanes,
-            acting_s / stamp.num_steps,
-            stamp.num_steps,
-        )
+        values = {
+            "first_key": stamp.first_key,
+            "inserted_s": stamp.inserted_s,
+            "per_lane": 1.0 / stamp.num_lanes,
+            "step_s": acting_s / stamp.num_steps,
+            "acting_s": acting_s,
+            "transit_s": _seconds(stamp.transit_s),
+            "actor": stamp.actor,
+            "known_version": last_bits(stamp.known_version),
+            "arrival_version": last_bits(stamp.arrival_version),
+            "num_steps": stamp.num_steps,
+            "num_lanes": stamp.num_lanes,
+        }
+        for name, value in values.items():
+            self._facts[name][at] = value
         self._first[at] = stamp.first_key
         self._least[at] = oldest_version
         begin = max(self._end_key, stamp.end_key - self._capacity)
@@ -141,21 +148,22 @@ class ChunkStamps:
         """Drop chunks that the ring has overwritten, or take twice the memory where there are few."""
         dead = int(np.searchsorted(self._first[: self._count], oldest_key, side="right")) - 1
         if 2 * dead >= self._count:
-            kept, size = self._count - dead, len(self._facts)
+            kept, size = self._count - dead, len(self._least)
             self._take_over(dead, size)
             self._count = kept
             self._blocks = np.maximum(self._blocks - dead, 0)  # a block may begin in a chunk that is gone
             self._shortest = int(np.diff(self._first[:kept]).min(initial=_NEVER))
             return
-        self._take_over(0, 2 * len(self._facts))
+        self._take_over(0, 2 * len(self._least))
 
     def _take_over(self, begin: int, size: int) -> None:
         """Move the chunks from place `begin` on to fresh arrays: who has found one without the lock still reads it."""
-        facts, first, least = self._facts[begin : self._count], self._first[begin:-1], self._least[begin:]
-        self._facts = np.zeros(size, _FACTS)
+        facts, first, least = self._facts, self._first[begin:-1], self._least[begin:]
+        self._facts = {name: np.zeros(size, dtype) for name, dtype in _COLUMNS.items()}
+        for name, column in facts.items():
+            self._facts[name][: len(least)] = column[begin:]
         self._first = np.full(size + 1, _NEVER, np.int64)
         self._least = np.full(size, _NEVER, np.int64)
-        self._facts[: len(facts)] = facts
         self._first[: len(first)] = first
         self._least[: len(least)] = least
 
@@ -181,7 +189,8 @@ class ChunkStamps:
             sampling_version: newest that the replay knows.
             actor_names: by index.
         """
-        return FoundStamps(keys, self._find(keys), self._facts, now_s, sampling_version, actor_names)
+        source = StampSource(sampling_version, actor_names)
+        return FoundStamps(keys, self._find(keys), self._facts, now_s, source)
 
     def take_older(self, version: int, policy_version: npt.NDArray[np.int64], oldest_key: int) -> Keys:
         """Keys of resident steps that are older than `version`; some may have been named before.
@@ -209,9 +218,9 @@ class ChunkStamps:
             self._least[place] = policy_version[keys % self._capacity].min() if len(keys) > 0 else _NEVER
 
     def _resident_steps(self, place: int, oldest_key: int) -> Keys:
-        facts = self._facts[place]
-        first = int(facts["first_key"])
-        return np.arange(max(first, oldest_key), first + int(facts["num_steps"]) * int(facts["num_lanes"]))
+        first = int(self._first[place])
+        num_rows = int(self._facts["num_steps"][place]) * int(self._facts["num_lanes"][place])
+        return np.arange(max(first, oldest_key), first + num_rows)
 
     def check_valid(self) -> Optional[str]:
         """What is wrong, or None."""

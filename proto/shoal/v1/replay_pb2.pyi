@@ -307,8 +307,8 @@ class SampledBatch(google.protobuf.message.Message):
     AGE_SECONDS_FIELD_NUMBER: builtins.int
     BOOTSTRAP_KEYS_FIELD_NUMBER: builtins.int
     ACTOR_INDEX_FIELD_NUMBER: builtins.int
-    KNOWN_BEHIND_FIELD_NUMBER: builtins.int
-    ARRIVAL_BEHIND_FIELD_NUMBER: builtins.int
+    KNOWN_VERSION_FIELD_NUMBER: builtins.int
+    ARRIVAL_VERSION_FIELD_NUMBER: builtins.int
     ACTING_SECONDS_FIELD_NUMBER: builtins.int
     TRANSIT_SECONDS_FIELD_NUMBER: builtins.int
     keys: builtins.bytes
@@ -331,11 +331,11 @@ class SampledBatch(google.protobuf.message.Message):
     """int64[N], with TRANSPORT_MAPPED"""
     actor_index: builtins.bytes
     """uint32[N], in the table's names of actors"""
-    known_behind: builtins.bytes
-    """uint32[N], `sampling_version` of the response less the newest version that the actor knew at the end of the chunk,
-    and less the newest that the replay knew when it acknowledged the chunk; 0 where that would be negative.
+    known_version: builtins.bytes
+    """uint32[N], the last 32 bits of the newest version that the actor knew at the end of the chunk, and of the newest that
+    the replay knew when it acknowledged the chunk; the others are those of the response's `sampling_version`.
     """
-    arrival_behind: builtins.bytes
+    arrival_version: builtins.bytes
     acting_seconds: builtins.bytes
     """float32[N], from the start step to the end of its chunk"""
     transit_seconds: builtins.bytes
@@ -364,13 +364,13 @@ class SampledBatch(google.protobuf.message.Message):
         age_seconds: builtins.bytes = ...,
         bootstrap_keys: builtins.bytes = ...,
         actor_index: builtins.bytes = ...,
-        known_behind: builtins.bytes = ...,
-        arrival_behind: builtins.bytes = ...,
+        known_version: builtins.bytes = ...,
+        arrival_version: builtins.bytes = ...,
         acting_seconds: builtins.bytes = ...,
         transit_seconds: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["action", b"action"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["acting_seconds", b"acting_seconds", "action", b"action", "actor_index", b"actor_index", "age_seconds", b"age_seconds", "arrival_behind", b"arrival_behind", "bootstrap_keys", b"bootstrap_keys", "discount", b"discount", "keys", b"keys", "known_behind", b"known_behind", "n_step_return", b"n_step_return", "next_observation", b"next_observation", "observation", b"observation", "policy_version", b"policy_version", "priority", b"priority", "probability", b"probability", "times_sampled", b"times_sampled", "transit_seconds", b"transit_seconds"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["acting_seconds", b"acting_seconds", "action", b"action", "actor_index", b"actor_index", "age_seconds", b"age_seconds", "arrival_version", b"arrival_version", "bootstrap_keys", b"bootstrap_keys", "discount", b"discount", "keys", b"keys", "known_version", b"known_version", "n_step_return", b"n_step_return", "next_observation", b"next_observation", "observation", b"observation", "policy_version", b"policy_version", "priority", b"priority", "probability", b"probability", "times_sampled", b"times_sampled", "transit_seconds", b"transit_seconds"]) -> None: ...
 
 global___SampledBatch = SampledBatch
 

@@ -9,7 +9,7 @@ import pytest
 from services.common.batch import DrawnKeys, Stamps
 from services.common.codec import decode_drawn, fill_drawn
 from services.common.schema import SchemaError
-from services.common.stamps_codec import StampSource, decode_stamps, fill_stamps, join_stamps
+from services.common.stamps_codec import PackedStamps, StampSource, decode_stamps, fill_stamps, join_stamps, last_bits
 from shoal.v1 import replay_pb2
 
 NAMES = ("a", "b")
@@ -34,9 +34,21 @@ def _same(one: Stamps, other: Stamps) -> None:
         np.testing.assert_array_equal(getattr(one, field.name), getattr(other, field.name), err_msg=field.name)
 
 
+def _packed(stamps: Stamps) -> PackedStamps:
+    return PackedStamps(
+        source=StampSource(stamps.sampling_version, stamps.actor_names),
+        actor_index=stamps.actor_index,
+        known_version=np.array([last_bits(v) for v in stamps.known_version.tolist()], np.uint32),
+        arrival_version=np.array([last_bits(v) for v in stamps.arrival_version.tolist()], np.uint32),
+        acting_s=stamps.acting_s,
+        transit_s=stamps.transit_s,
+        ring_s=stamps.ring_s,
+    )
+
+
 def _message(stamps: Stamps) -> replay_pb2.SampledBatch:
     message = replay_pb2.SampledBatch()
-    fill_stamps(message, stamps)
+    fill_stamps([message], _packed(stamps))
     return message
 
 
@@ -49,12 +61,16 @@ def test_stamps_come_back_as_they_were_in_24_bytes_an_item() -> None:
     assert message.ByteSize() < 24 * 500 + 50
 
 
-def test_versions_ahead_of_the_draw_and_far_behind_it_are_clamped() -> None:
-    stamps = stamps_of(2, known_version=np.array([2**41, 0]), arrival_version=np.array([-(2**62), 2**40]))
-    found = decode_stamps(_message(stamps), 2, SOURCE)
-    newest = 2**40 + 1000
-    assert found.known_version.tolist() == [newest, newest - 2**32 + 1]
-    assert found.arrival_version.tolist() == [newest - 2**32 + 1, 2**40]
+@pytest.mark.parametrize("newest", [5, 2**31, 2**32 + 3, 2**40 + 1000])
+def test_versions_are_told_by_their_last_bits_and_those_ahead_count_as_newest(newest: int) -> None:
+    versions = [newest, newest + 7, newest - 5, max(0, newest - 2**31 + 1)]
+    stamps = stamps_of(
+        4, known_version=np.array(versions), arrival_version=np.array(versions[::-1]), sampling_version=newest
+    )
+    found = decode_stamps(_message(stamps), 4, StampSource(newest, NAMES))
+    want = [newest, newest, newest - 5, max(0, newest - 2**31 + 1)]
+    assert found.known_version.tolist() == want
+    assert found.arrival_version.tolist() == want[::-1]
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -76,13 +92,11 @@ def test_parts_join_to_the_whole() -> None:
 
 def test_keys_travel_with_their_stamps() -> None:
     columns: Any = [np.arange(4), np.ones(4), np.ones(4), np.ones(4, np.int64), np.arange(4)]
-    messages = []
-    for part in DrawnKeys(*columns, stamps_of(4)).split(2):
+    messages = [replay_pb2.SampledBatch(), replay_pb2.SampledBatch()]
+    for message, part in zip(messages, DrawnKeys(*columns, stamps_of(4)).split(2)):
         assert part.stamps is not None
-        message = replay_pb2.SampledBatch()
         fill_drawn(message, part)
-        fill_stamps(message, part.stamps)
-        messages.append(message)
+    fill_stamps(messages, _packed(stamps_of(4)))
     joined = decode_drawn(messages, SOURCE)
     assert joined.stamps is not None
     _same(joined.stamps, stamps_of(4))

@@ -37,7 +37,7 @@ def _columns(table: Table) -> Dict[str, List[Any]]:
 def _ages(table: Table) -> Any:
     ring = table.store.ring
     keys = np.sort(ring.keys(np.flatnonzero(ring.status == StepOutcome.ITEM)))
-    stamps = table.store.stamps.look_up(keys, 0.0, 0, table._admission.name_table()).resolve()
+    stamps = table.store.stamps.look_up(keys, 0.0, table.newest_version, table._admission.name_table()).resolve()
     columns = {name: np.asarray(value).tolist() for name, value in vars(stamps).items()}
     return columns, table.store.history.pairs(), table.info().sampling.num_expired
 
@@ -244,7 +244,7 @@ def test_versions_and_stamps_come_back(make_durable: Any, feed: Any, make_chunk:
     assert _ages(table) == before
     assert table.newest_version == 8
     drawn = table.sample(1, 4, max_wait_s=0.0)
-    assert drawn.stamps.sampling_version == 8
+    assert drawn.stamps.source.sampling_version == 8
 
 
 def test_a_version_that_found_no_room_is_written_before_the_next_chunk(
