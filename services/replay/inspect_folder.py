@@ -92,6 +92,9 @@ def describe(folder: Path, ring_format: RingFormat, history: History) -> Iterato
     for name, count in vars(steps).items():
         yield "steps", f"{name} {count}"
     yield "limiter", f"{counts.inserted} inserted, {counts.sampled} sampled"
+    versions = history.versions
+    if versions.newest_version:
+        yield "learner", f"version {versions.newest_version} after {versions.newest_updates} updates, as last heard"
     resident = _resident(history, counts.reserved - rows)
     if resident:
         ages = ", ".join(f"{now_s - float(history.chunks[at]['wall_s']):.1f}" for at in (resident[0], resident[-1]))

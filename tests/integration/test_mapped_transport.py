@@ -14,13 +14,15 @@ from services.common.errors import UserError
 from services.common.lifecycle import Lifecycle
 from services.common.peer import Peer
 from services.common.ring_layout import RingFormat
-from services.common.rpc import Server
+from services.common.rpc import Server, Unavailable, call_once, connect
 from services.learner.replay_client import ReplayClient
 from services.learner.ring_rows import RingRows, attach
+from services.replay.chunk_log import RingBroken
 from services.replay.ring_folder import RingFolder
 from services.replay.servicer import ReplayServicer
 from services.replay.table import Table, TableSettings
 from shoal.v1 import experience_pb2, replay_pb2, replay_pb2_grpc
+from tests.conftest import Serve
 from tests.fakes import SCHEMA, FakeLog, make_chunk
 
 CAPACITY, N, K = 256, 16, 4
@@ -232,3 +234,30 @@ def test_rows_from_the_ring_come_with_the_same_stamps_as_over_grpc(make_client: 
         assert (batch.stamps.arrival_version == np.where(second, 1, 0)).all()
         assert batch.stamps.actor_names == ("actor-0",)
         assert (batch.stamps.ring_s > 0).all()
+
+
+def test_a_version_that_cannot_be_written_down_ends_the_replay_and_the_learner_asks_again(
+    replay: MappedReplay, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed: List[UserError] = []
+    servicer = ReplayServicer(
+        run_id="test-run",
+        incarnation=1,
+        make_table=lambda _schema: pytest.fail("there is one"),
+        log=FakeLog(),
+        fail=failed.append,
+        table=replay.table,
+    )
+    monkeypatch.setattr(replay.table.folder.log, "append", _broken)
+    peer = Peer("test-run", experience_pb2.ROLE_LEARNER, "learner").to_proto(SCHEMA.digest)
+    request = replay_pb2.SampleRequest(peer=peer, num_batches=1, batch_size=4, newest_version=3, updates=30)
+    channel = connect(serve(ADD, servicer))
+    with pytest.raises(Unavailable, match="the replay ends: the disk is gone"):
+        call_once(replay_pb2_grpc.ReplayServiceStub(channel).Sample, request, timeout_s=5.0)
+    channel.close()
+    assert [str(error) for error in failed] == ["the disk is gone"]
+    monkeypatch.undo()
+
+
+def _broken(_record: bytes) -> None:
+    raise RingBroken("the disk is gone")

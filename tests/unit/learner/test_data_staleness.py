@@ -11,6 +11,7 @@ from services.common.errors import UserError
 from services.common.metrics import Metrics
 from services.common.staleness_log import PARTS, read_rows
 from services.learner.data_staleness import DataStaleness
+from services.learner.parameter_store import ParameterStore, VersionReservation
 from services.learner.replay_client import DrawnBatch
 from services.learner.staleness import StalenessRules
 from services.learner.staleness_ledger import ROW_PERIOD_S
@@ -74,3 +75,24 @@ def test_a_full_disk_is_said(tmp_path: Path, clock: FakeClock) -> None:
     staleness.weigh(_drawn(5, 6), 95, WEIGHTS)
     with pytest.raises(UserError, match="cannot write"):
         staleness.close(96)
+
+
+def test_the_bound_holds_when_the_chief_comes_back_from_its_checkpoint(tmp_path: Path, clock: FakeClock) -> None:
+    store = ParameterStore(VersionReservation(tmp_path / "versions.json"))
+    parameters = {"w": np.zeros(1, np.float32)}
+    old, new = (store.publish(parameters, updates).version for updates in (0, 80))
+    again = ParameterStore(VersionReservation(tmp_path / "versions.json", new), store.history())
+    later = again.publish(parameters, 80).version
+    staleness = DataStaleness(
+        StalenessRules(max_lag_updates=90),
+        again,
+        tmp_path / "staleness.jsonl",
+        Metrics("learner", "run-a"),
+        run="run-a",
+        clock=clock,
+        wall_clock=clock,
+    )
+    drawn = _drawn(old, new, later, later - 1)  # the last was published after the checkpoint, by the life before
+    weighed = staleness.weigh(drawn, 100, np.ones(4, np.float32))
+    assert weighed.tolist() == [0.0, 1.0, 1.0, 1.0]
+    assert staleness.ledger.totals().lost == 1

@@ -15,6 +15,7 @@ from services.replay.inspect_folder import main
 def test_a_ring_in_use_is_described(make_durable: Any, feed: Any, capsys: pytest.CaptureFixture[str]) -> None:
     durable = make_durable()
     feed(durable.table, 3, time_outs=[(1, 0)])
+    durable.table.set_newest(6, 60)
     before = {file: file.read_bytes() for file in durable.path.rglob("*") if file.is_file()}
     assert main([str(durable.path), "--check"]) == 0
     lines = dict.fromkeys(line.rstrip() for line in capsys.readouterr().out.splitlines())
@@ -29,6 +30,7 @@ def test_a_ring_in_use_is_described(make_durable: Any, feed: Any, capsys: pytest
         "acknowledged 24",
         "unripe 5",
         "can be drawn   19 items",
+        "learner        version 6 after 60 updates",
         "3 in the ring, oldest and newest",
         "a incarnation 1, 24 steps acknowledged, last chunk",
         "KiB",
