@@ -5,7 +5,7 @@ from typing import List
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.common.errors import UserError
@@ -72,6 +72,7 @@ def test_rows_add_up() -> None:
     assert {name: lag.most for name, lag in row.actors.items()} == {"actor-0": 2, "actor-1": 300}
 
 
+@settings(deadline=None)
 @given(lags=st.lists(st.integers(0, 150_000), min_size=1, max_size=60), share=st.floats(0, 1))
 def test_quantiles_lie_in_the_bucket_of_the_exact_one(lags: List[int], share: float) -> None:
     row = row_of(lags)
@@ -87,6 +88,7 @@ def test_nothing_counted_has_no_lag() -> None:
     assert quantile([0] * NUM_BUCKETS, 0.5, 0) == 0.0
 
 
+@settings(deadline=None)
 @given(sizes=st.lists(st.integers(1, 50), min_size=1, max_size=40), most=st.integers(1, 12))
 def test_thinning_out_keeps_sums_and_order(sizes: List[int], most: int) -> None:
     rows = [row_of([number] * size, updates=number) for number, size in enumerate(sizes)]

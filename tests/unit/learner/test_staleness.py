@@ -5,7 +5,7 @@ from typing import Any, Dict, List
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.common.batch import Stamps
@@ -67,6 +67,7 @@ def test_points_whose_version_was_lost_count_as_the_one_before() -> None:
     assert lag.updates[:, 0].tolist() == [0, 0, 10, 5]
 
 
+@settings(deadline=None)
 @given(
     known=st.dictionaries(st.integers(0, 30), st.integers(0, 500), max_size=30),
     points=st.lists(st.tuples(*[st.integers(0, 31)] * 3), min_size=1, max_size=20),

@@ -4,7 +4,7 @@ from typing import Any, Dict, List, Tuple
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.common.batch import Stamps
@@ -54,6 +54,7 @@ def test_seconds_that_make_no_sense_are_none(nonsense: float) -> None:
     assert (found.acting_s.tolist(), found.transit_s.tolist()) == ([0.0], [0.0])
 
 
+@settings(deadline=None)
 @given(num_lanes=st.integers(1, 5000), num_steps=st.integers(1, 300), key=st.integers(0, 10**6))
 def test_rounding_moves_no_row_to_another_step(num_lanes: int, num_steps: int, key: int) -> None:
     stamps = ChunkStamps(num_lanes * num_steps)
@@ -67,6 +68,7 @@ CHUNKS = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(chunks=CHUNKS, capacity=st.integers(430, 1500))
 def test_every_resident_row_finds_its_chunk(chunks: List[Tuple[int, int, int, int]], capacity: int) -> None:
     stamps = ChunkStamps(capacity)
@@ -99,6 +101,7 @@ def test_few_chunks_take_little_memory_however_many_there_were() -> None:
     assert len(stamps) <= 64
 
 
+@settings(deadline=None)
 @given(
     versions=st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=4), min_size=1, max_size=30),
     thresholds=st.lists(st.integers(0, 11), max_size=4),
