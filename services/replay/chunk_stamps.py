@@ -138,8 +138,8 @@ class ChunkStamps:
         self._first[at] = stamp.first_key
         self._least[at] = oldest_version
         begin = max(self._end_key, stamp.end_key - self._capacity)
-        blocks = np.arange(-(-begin >> BLOCK_SHIFT), (stamp.end_key - 1 >> BLOCK_SHIFT) + 1)
-        self._blocks[blocks & self._mask] = at
+        for block in range(-(-begin >> BLOCK_SHIFT), (stamp.end_key - 1 >> BLOCK_SHIFT) + 1):  # one or two, as a rule
+            self._blocks[block & self._mask] = at
         self._shortest = min(self._shortest, stamp.end_key - stamp.first_key)
         self._end_key = stamp.end_key
         self._count = at + 1
