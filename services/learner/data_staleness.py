@@ -12,7 +12,7 @@ import numpy.typing as npt
 from services.common.metrics import Metrics
 from services.common.staleness_log import StalenessLog
 from services.learner.replay_client import DrawnBatch
-from services.learner.staleness import StalenessRules, UpdatesOf, split_lag
+from services.learner.staleness import KnownUpdates, StalenessRules, split_lag
 from services.learner.staleness_ledger import Ledger
 from services.learner.staleness_metrics import LedgerCollector
 
@@ -23,7 +23,7 @@ class DataStaleness:
     def __init__(
         self,
         rules: StalenessRules,
-        history: UpdatesOf,
+        history: KnownUpdates,
         file: Path,
         metrics: Metrics,
         *,

@@ -120,7 +120,7 @@ class ParameterStore:
         with self._lock:
             return list(zip(self._versions, self._updates))
 
-    def updates_of(self, versions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def known_updates_of(self, versions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Updates behind each of `versions` <int64>[N]; -1 for one that is not in the history."""
         with self._lock:
             if len(self._arrays[0]) != len(self._versions):
@@ -136,5 +136,5 @@ class ParameterStore:
 
         A version that is not in the history was lost in a crash of the chief: it counts as fresh (lag 0).
         """
-        behind = self.updates_of(versions)
+        behind = self.known_updates_of(versions)
         return np.where(behind >= 0, np.maximum(updates - behind, 0), 0)

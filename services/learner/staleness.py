@@ -17,16 +17,16 @@ from typing_extensions import Protocol
 from services.common.batch import Stamps
 
 PARTS = ("acting", "in_flight", "ring", "prefetch")
-LOST = -1  # of `updates_of`: the history does not hold this version
+LOST = -1  # of `known_updates_of`: the history does not hold this version
 
 Updates = npt.NDArray[np.int64]
 Seconds = npt.NDArray[np.float32]
 
 
-class UpdatesOf(Protocol):
+class KnownUpdates(Protocol):
     """The chief's history of versions."""
 
-    def updates_of(self, versions: Updates) -> Updates:
+    def known_updates_of(self, versions: Updates) -> Updates:
         """Updates behind each of `versions` <int64>[N]; LOST where the history does not hold one."""
 
 
@@ -45,7 +45,7 @@ class Lag:
         return total
 
 
-def split_lag(policy_version: Updates, stamps: Stamps, history: UpdatesOf, updates: int, prefetch_s: float) -> Lag:
+def split_lag(policy_version: Updates, stamps: Stamps, history: KnownUpdates, updates: int, prefetch_s: float) -> Lag:
     """Split the lag of items that are used now.
 
     Args:
@@ -63,7 +63,7 @@ def split_lag(policy_version: Updates, stamps: Stamps, history: UpdatesOf, updat
     at = np.empty((5, n), np.int64)
     versions = np.concatenate((policy_version, stamps.known_version, stamps.arrival_version))
     at[:3] = _look_up(history, versions).reshape(3, n)
-    at[3] = history.updates_of(np.array([stamps.sampling_version], np.int64))[0]
+    at[3] = history.known_updates_of(np.array([stamps.sampling_version], np.int64))[0]
     at[4] = updates
     is_lost = at[0] == LOST
     at[0, is_lost] = updates
@@ -75,14 +75,14 @@ def split_lag(policy_version: Updates, stamps: Stamps, history: UpdatesOf, updat
     return Lag(at[1:] - at[:-1], seconds, is_lost)
 
 
-def _look_up(history: UpdatesOf, versions: Updates) -> Updates:
-    """As `updates_of`; a batch names few versions many times, and those of a range are found faster in order."""
+def _look_up(history: KnownUpdates, versions: Updates) -> Updates:
+    """As `known_updates_of`; a batch names few versions many times, and those of a range are found faster in order."""
     if len(versions) == 0:
         return versions
     first, last = int(versions.min()), int(versions.max())
     if last - first >= len(versions):
-        return history.updates_of(versions)
-    found: Updates = history.updates_of(np.arange(first, last + 1)).take(versions - first)
+        return history.known_updates_of(versions)
+    found: Updates = history.known_updates_of(np.arange(first, last + 1)).take(versions - first)
     return found
 
 

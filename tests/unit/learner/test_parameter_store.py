@@ -124,8 +124,8 @@ def test_two_evaluators_hold_a_set_each(tmp_path: Path) -> None:
 
 
 def test_updates_of_versions_are_looked_up_and_lost_ones_are_marked(tmp_path: Path) -> None:
-    assert _store(tmp_path).updates_of(np.array([1, 2])).tolist() == [-1, -1]
+    assert _store(tmp_path).known_updates_of(np.array([1, 2])).tolist() == [-1, -1]
     store = ParameterStore(VersionReservation(tmp_path / "versions.json", 5), [(1, 0), (5, 40)])
-    assert store.updates_of(np.array([5, 0, 1, 3, 9])).tolist() == [40, -1, 0, -1, -1]
+    assert store.known_updates_of(np.array([5, 0, 1, 3, 9])).tolist() == [40, -1, 0, -1, -1]
     published = store.publish({"w": np.zeros(1, np.float32)}, 60)
-    assert store.updates_of(np.array([published.version, 5])).tolist() == [60, 40]
+    assert store.known_updates_of(np.array([published.version, 5])).tolist() == [60, 40]

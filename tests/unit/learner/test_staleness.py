@@ -18,7 +18,7 @@ class FakeHistory:
     def __init__(self, known: Dict[int, int]) -> None:
         self._known = known
 
-    def updates_of(self, versions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def known_updates_of(self, versions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         return np.array([self._known.get(int(version), LOST) for version in versions], np.int64)
 
 
