@@ -5,7 +5,6 @@ Rows add up, so that a long run's file is kept small by adding neighbours: the l
 
 from __future__ import annotations
 
-import bisect
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -153,11 +152,6 @@ def quantile(counts: Sequence[int], share: float, most: float) -> float:
             return min(most, low + (high - low) * (rank - below) / count)
         below += count
     return 0.0
-
-
-def bucket_of(lag: float) -> int:
-    """The bucket that counts `lag`."""
-    return bisect.bisect_left(BOUNDS, lag)
 
 
 def thin_out(rows: Sequence[LedgerRow], max_rows: int) -> List[LedgerRow]:

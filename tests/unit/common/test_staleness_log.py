@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import bisect
 from pathlib import Path
 from typing import List
 
@@ -17,11 +18,14 @@ from services.common.staleness_log import (
     ActorLag,
     LedgerRow,
     StalenessLog,
-    bucket_of,
     quantile,
     read_rows,
     thin_out,
 )
+
+
+def bucket_of(lag: float) -> int:
+    return bisect.bisect_left(BOUNDS, lag)
 
 
 def row_of(lags: List[int], updates: int = 100, actor: str = "actor-0") -> LedgerRow:

@@ -4,10 +4,11 @@ from typing import Any, List, Tuple
 
 import numpy as np
 
-from services.common.staleness_log import OTHERS, TOTAL, bucket_of
+from services.common.staleness_log import OTHERS, TOTAL
 from services.learner.staleness import Lag
 from services.learner.staleness_ledger import MAX_ACTORS, ROW_PERIOD_S, Ledger
 from tests.fakes import FakeClock
+from tests.unit.common.test_staleness_log import bucket_of
 from tests.unit.learner.test_staleness import stamps_of
 
 
