@@ -55,8 +55,25 @@ class Update:
     metrics: Dict[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Contribution:
+    """What one contributor, the chief or a helper, adds to an update: mean gradients over its batch."""
+
+    # By the parameters' names; those of a segment without a step at this update (a delayed policy) are not there.
+    gradients: Dict[str, npt.NDArray[np.float32]]
+    td_error: npt.NDArray[np.float32]  # [N], as in Update
+
+
+class NonFiniteUpdate(Exception):
+    """An update was stopped before it could harm the parameters: a gradient holds NaN or an infinity."""
+
+
 class Learner(Protocol):
-    """How an algorithm learns. One thread calls it."""
+    """How an algorithm learns. One thread calls it.
+
+    A chief by itself calls `update`. Where helpers contribute, each calls `compute` on parameters of the same number of
+    updates, and the chief calls `apply` with the mean: an update whose gradients all are of the same parameters.
+    """
 
     @property
     def updates(self) -> int:
@@ -68,7 +85,44 @@ class Learner(Protocol):
         Args:
             batch: numpy columns, see `services.common.batch.Batch`.
             importance_weights: <float32>[N], already divided by the largest.
+
+        Raises:
+            NonFiniteUpdate: a gradient is not finite; the parameters that it is for were not changed.
         """
+
+    def compute(self, batch: Batch, importance_weights: npt.NDArray[np.float32]) -> Contribution:
+        """Gradients of the next update; changes nothing but the state of the generator.
+
+        Raises:
+            NonFiniteUpdate: they are not finite.
+        """
+
+    def apply(self, gradients: Mapping[str, npt.NDArray[np.float32]], rate_scale: float = 1.0) -> Dict[str, float]:
+        """Take the step that `gradients` are for: those of `compute`, averaged over contributors.
+
+        Args:
+            gradients: by the parameters' names; a segment that is not there, or not due, takes no step.
+            rate_scale: times each learning rate, for this step alone.
+
+        Returns:
+            Metrics, as in `Update`.
+
+        Raises:
+            NonFiniteUpdate: they are not finite; nothing was changed.
+        """
+
+    def learning_parameters(self) -> Dict[str, npt.NDArray[np.float32]]:
+        """A copy of the set of role `learn`: all that `compute` depends on, targets included."""
+
+    def load_learning_parameters(self, parameters: Parameters, updates: int) -> None:
+        """Take the chief's set of role `learn`, which stands after `updates` updates.
+
+        Raises:
+            ValueError: names or shapes differ from this learner's; the message names the first that does.
+        """
+
+    def averaged_parameters(self) -> Dict[str, npt.NDArray[np.float32]]:
+        """A copy of the set of role `average`: as `act`, its policy averaged; empty without an average_rate."""
 
     def acting_parameters(self) -> Dict[str, npt.NDArray[np.float32]]:
         """A copy of the set of role `act`: the policy and the online critics."""

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Dict, Mapping
 import numpy as np
 import numpy.typing as npt
 
+from services.agent.algorithm import NonFiniteUpdate
+
 if TYPE_CHECKING:
     import torch
 
@@ -65,6 +67,7 @@ class TrainedParameters(FlatParameters):
         import torch
 
         self._role = role
+        self._learning_rate = learning_rate
         self._max_gradient_norm = max_gradient_norm
         self._gradient = torch.zeros_like(self.flat)
         self.leaves: Dict[str, torch.Tensor] = {}  # what a loss is computed from, for gradients to arrive
@@ -88,13 +91,51 @@ class TrainedParameters(FlatParameters):
 
         Returns:
             Norm of the gradient before it was clipped, a scalar tensor.
+
+        Raises:
+            NonFiniteUpdate: the gradient is not finite; nothing was changed.
         """
+        self.backward(loss)
+        return self.step()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Compute the gradient of `loss`, a scalar made from `leaves`, in place of the last one."""
         import torch
 
         self._gradient.zero_()
         torch.autograd.backward(loss)
+
+    def gradient_to_numpy(self) -> Dict[str, npt.NDArray[np.float32]]:
+        """A copy of the gradient, by the parameters' names."""
+        flat = self._gradient.cpu().numpy().copy()
+        return {name: flat[part].reshape(self._shapes[name]) for name, part in self._slices.items()}
+
+    def load_gradient(self, gradients: Mapping[str, npt.NDArray[np.float32]]) -> None:
+        """Copy in a gradient, by the parameters' names; others are ignored."""
+        import torch
+
+        for name, view in self.split(self._gradient).items():
+            view.copy_(torch.from_numpy(gradients[name]))
+
+    def step(self, rate_scale: float = 1.0) -> torch.Tensor:
+        """Clip the gradient that is there, and take one step of Adam.
+
+        Args:
+            rate_scale: times the learning rate, for this step alone. (Scaling the gradient does nothing under Adam.)
+
+        Returns:
+            Norm of the gradient before it was clipped, a scalar tensor.
+
+        Raises:
+            NonFiniteUpdate: the gradient is not finite; nothing was changed.
+        """
+        import torch
+
         norm: torch.Tensor = torch.linalg.vector_norm(self._gradient)
+        if not torch.isfinite(norm):
+            raise NonFiniteUpdate(f"the gradient of {self._role} is not finite")
         self._gradient.mul_((self._max_gradient_norm / (norm + 1e-6)).clamp_(max=1.0))
+        self._adam.param_groups[0]["lr"] = self._learning_rate * rate_scale
         self._adam.step()
         return norm
 
@@ -110,6 +151,17 @@ class TrainedParameters(FlatParameters):
         self.load(state, "online.")
         for name, tensor in self._moments.items():
             tensor.copy_(torch.tensor(np.asarray(state[f"adam.{self._role}.{name}"])))
+
+
+def check_finite(gradients: Mapping[str, npt.NDArray[np.float32]]) -> None:
+    """Refuse gradients that would harm parameters.
+
+    Raises:
+        NonFiniteUpdate: one of them holds NaN or an infinity.
+    """
+    for name, gradient in gradients.items():
+        if not np.isfinite(gradient).all():
+            raise NonFiniteUpdate(f"the gradient of {name} is not finite")
 
 
 def check_state(expected: Mapping[str, npt.NDArray[Any]], state: Mapping[str, npt.NDArray[Any]]) -> None:

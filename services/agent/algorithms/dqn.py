@@ -9,15 +9,15 @@ For an n-step transition (s, a, R, discount, s'):
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Dict, Mapping
+from typing import TYPE_CHECKING, Any, Dict, Mapping, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from services.agent.algorithm import Decision, Observation, Parameters, Update
+from services.agent.algorithm import Contribution, Decision, Observation, Parameters, Update
 from services.agent.exploration import choose_epsilon_greedily, epsilon_ladder, ladder_quantiles
 from services.agent.networks import ObservationEncoder, dueling_values, initial_parameters, to_tensor
-from services.agent.optimizer import FlatParameters, TrainedParameters, check_state
+from services.agent.optimizer import FlatParameters, TrainedParameters, check_finite, check_state
 from services.common.batch import Batch
 from services.common.config.algorithms import DqnSettings
 from services.common.schema import ActionSpec, Schema, SchemaError
@@ -74,11 +74,31 @@ class Policy:
         return values
 
 
+class _Loss(NamedTuple):
+    """The loss on a batch, and what it was made of."""
+
+    loss: torch.Tensor  # scalar
+    q_taken: torch.Tensor  # [N]
+    delta: torch.Tensor  # [N]
+
+    def td_error(self) -> npt.NDArray[np.float32]:
+        """|delta|, <float32>[N]."""
+        magnitude: npt.NDArray[np.float32] = self.delta.detach().abs().cpu().numpy()
+        return magnitude
+
+
 class Learner:
     """Learns action values with torch."""
 
     def __init__(
-        self, schema: Schema, settings: DqnSettings, *, seed: int, device: str = "cpu", num_threads: int = 1
+        self,
+        schema: Schema,
+        settings: DqnSettings,
+        *,
+        seed: int,
+        device: str = "cpu",
+        num_threads: int = 1,
+        average_rate: float = 0.0,
     ) -> None:
         import torch
 
@@ -97,6 +117,8 @@ class Learner:
             device=device,
         )
         self._target = FlatParameters(network, device)
+        self._average_rate = average_rate
+        self._average = FlatParameters(network, device)
         self._updates = 0
 
     @property
@@ -105,29 +127,61 @@ class Learner:
 
     def update(self, batch: Batch, importance_weights: npt.NDArray[np.float32]) -> Update:
         """Take one step on the weighted Huber loss; at every `target_update_period`-th the target becomes a copy."""
+        before = self._online.flat.clone() if self._reports else None
+        made = self._loss(batch, importance_weights)
+        norm = self._online.minimize(made.loss)
+        self._follow()
+        if before is None:
+            return Update(made.td_error())
+        scalars = {"q_loss": made.loss, "q_mean": made.q_taken.mean(), "q_max": made.q_taken.max()}
+        return Update(made.td_error(), self._metrics(scalars, norm, before))
+
+    def compute(self, batch: Batch, importance_weights: npt.NDArray[np.float32]) -> Contribution:
+        """The gradient of the weighted Huber loss."""
+        made = self._loss(batch, importance_weights)
+        self._online.backward(made.loss)
+        gradients = self._online.gradient_to_numpy()
+        check_finite(gradients)
+        return Contribution(gradients, made.td_error())
+
+    def apply(self, gradients: Mapping[str, npt.NDArray[np.float32]], rate_scale: float = 1.0) -> Dict[str, float]:
+        """Take one step down `gradients`."""
+        check_finite(gradients)
+        before = self._online.flat.clone() if self._reports else None
+        self._online.load_gradient(gradients)
+        norm = self._online.step(rate_scale)
+        self._follow()
+        return {} if before is None else self._metrics({}, norm, before)
+
+    @property
+    def _reports(self) -> bool:
+        """Whether the coming update has metrics."""
+        return (self._updates + 1) % METRICS_PERIOD == 0
+
+    def _loss(self, batch: Batch, importance_weights: npt.NDArray[np.float32]) -> _Loss:
         import torch
 
-        reports = (self._updates + 1) % METRICS_PERIOD == 0
-        before = self._online.flat.clone() if reports else None
         target = self._bootstrapped(batch)
         values = dueling_values(self._online.leaves, "q", self._encode(batch.observation))
         q_taken = values.gather(1, to_tensor(batch.action, self._device)[:, None])[:, 0]
         losses = torch.nn.functional.huber_loss(q_taken, target, reduction="none")
         loss = (losses * to_tensor(importance_weights, self._device)).mean()
-        norm = self._online.minimize(loss)
+        return _Loss(loss, q_taken, q_taken - target)
+
+    def _follow(self) -> None:
+        """Count the update, and let target and average follow the parameters."""
         self._updates += 1
         if self._updates % self._settings.target_update_period == 0:
             self._target.flat.copy_(self._online.flat)
-        metrics: Dict[str, float] = {}
-        if before is not None:
-            metrics = {
-                "q_loss": loss.item(),
-                "q_gradient_norm": norm.item(),
-                "q_mean": q_taken.mean().item(),
-                "q_max": q_taken.max().item(),
-                "update_ratio": ((self._online.flat - before).norm() / before.norm()).item(),
-            }
-        return Update((q_taken.detach() - target).abs().cpu().numpy(), metrics)
+        if self._average_rate:
+            self._average.flat.lerp_(self._online.flat, self._average_rate)
+
+    def _metrics(
+        self, scalars: Dict[str, torch.Tensor], gradient_norm: torch.Tensor, before: torch.Tensor
+    ) -> Dict[str, float]:
+        scalars["q_gradient_norm"] = gradient_norm
+        scalars["update_ratio"] = (self._online.flat - before).norm() / before.norm()
+        return {name: scalar.item() for name, scalar in scalars.items()}
 
     def _encode(self, observation: Mapping[str, npt.NDArray[Any]]) -> torch.Tensor:
         return to_tensor(self._encoder.encode_policy(observation), self._device)
@@ -147,11 +201,27 @@ class Learner:
         """A copy of `q.*`: policy and critic are one network."""
         return self._online.to_numpy()
 
+    def learning_parameters(self) -> Dict[str, npt.NDArray[np.float32]]:
+        """A copy of `q.*` and `target.q.*`."""
+        return {**self._online.to_numpy(), **self._target.to_numpy("target.")}
+
+    def load_learning_parameters(self, parameters: Parameters, updates: int) -> None:
+        """The inverse of `learning_parameters`."""
+        check_state(self.learning_parameters(), parameters)
+        self._online.load(parameters)
+        self._target.load(parameters, "target.")
+        self._updates = updates
+
+    def averaged_parameters(self) -> Dict[str, npt.NDArray[np.float32]]:
+        """A copy of the averaged `q.*`."""
+        return self._average.to_numpy() if self._average_rate else {}
+
     def state(self) -> Dict[str, npt.NDArray[Any]]:
-        """A copy of parameters, target, Adam's moments and `updates`."""
+        """A copy of parameters, target, average, Adam's moments and `updates`."""
         return {
             **self._online.state(),
             **self._target.to_numpy("target."),
+            **(self._average.to_numpy("average.") if self._average_rate else {}),
             "updates": np.array(self._updates, dtype=np.int64),
         }
 
@@ -164,4 +234,6 @@ class Learner:
         check_state(self.state(), state)
         self._online.load_state(state)
         self._target.load(state, "target.")
+        if self._average_rate:
+            self._average.load(state, "average.")
         self._updates = int(state["updates"])

@@ -10,12 +10,12 @@ For an n-step transition (s, a, R, discount, s') and normalized actions:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Dict, Mapping, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Mapping, NamedTuple, Tuple
 
 import numpy as np
 import numpy.typing as npt
 
-from services.agent.algorithm import Decision, Observation, Parameters, Update
+from services.agent.algorithm import Contribution, Decision, Observation, Parameters, Update
 from services.agent.exploration import add_noise, ladder_quantiles, noise_ladder
 from services.agent.networks import (
     ActionScaling,
@@ -25,7 +25,7 @@ from services.agent.networks import (
     squashed_policy,
     to_tensor,
 )
-from services.agent.optimizer import FlatParameters, TrainedParameters, check_state
+from services.agent.optimizer import FlatParameters, TrainedParameters, check_finite, check_state
 from services.common.batch import Batch
 from services.common.config.algorithms import Td3Settings
 from services.common.schema import ActionSpec, Schema, SchemaError
@@ -92,11 +92,33 @@ class Policy:
         return self._stddev.copy()
 
 
+class _CriticLoss(NamedTuple):
+    """The critics' loss on a batch, and what it was made of."""
+
+    loss: torch.Tensor  # scalar
+    q_values: torch.Tensor  # [2, N]
+    delta: torch.Tensor  # [2, N]
+    policy_input: torch.Tensor  # [N, policy_size]
+    critic_input: torch.Tensor  # [N, critic_size]
+
+    def td_error(self) -> npt.NDArray[np.float32]:
+        """Mean |delta| of the critics, <float32>[N]."""
+        magnitude: npt.NDArray[np.float32] = self.delta.detach().abs().mean(dim=0).cpu().numpy()
+        return magnitude
+
+
 class Learner:
     """Learns critics and policy with torch."""
 
     def __init__(
-        self, schema: Schema, settings: Td3Settings, *, seed: int, device: str = "cpu", num_threads: int = 1
+        self,
+        schema: Schema,
+        settings: Td3Settings,
+        *,
+        seed: int,
+        device: str = "cpu",
+        num_threads: int = 1,
+        average_rate: float = 0.0,
     ) -> None:
         import torch
 
@@ -129,6 +151,8 @@ class Learner:
         self._first_critic = {name: view[:1] for name, view in self._critics.views.items()}
         self._target_policy = FlatParameters(policy, device)
         self._target_critics = FlatParameters(critics, device)
+        self._average_rate = average_rate
+        self._average = FlatParameters(policy, device)
         self._generator = torch.Generator(device=device)
         self._generator.manual_seed(seed)
         self._updates = 0
@@ -138,32 +162,83 @@ class Learner:
         return self._updates
 
     def update(self, batch: Batch, importance_weights: npt.NDArray[np.float32]) -> Update:
-        """Take one critic step, and at every `policy_period`-th update a policy step."""
-        settings = self._settings
-        reports = (self._updates + 1) % METRICS_PERIOD == 0
-        before = self._critics.flat.clone() if reports else None
+        """Take one critic step, and at every `policy_period`-th update a policy step behind it."""
+        before = self._critics.flat.clone() if self._reports else None
+        critic = self._critic_loss(batch, importance_weights)
+        scalars = {"critic_gradient_norm": self._critics.minimize(critic.loss)}
+        is_due = self._is_policy_due
+        self._updates += 1
+        if is_due:
+            policy_loss = self._policy_loss(critic)
+            scalars["policy_gradient_norm"] = self._policy.minimize(policy_loss)
+            scalars["policy_loss"] = policy_loss
+        self._follow()
+        if before is None:
+            return Update(critic.td_error())
+        scalars["critic_loss"] = critic.loss
+        scalars["q_mean"], scalars["q_max"] = critic.q_values.mean(), critic.q_values.max()
+        return Update(critic.td_error(), self._metrics(scalars, before))
+
+    def compute(self, batch: Batch, importance_weights: npt.NDArray[np.float32]) -> Contribution:
+        """Gradients of critics and, where a policy step is due, policy: both of the present parameters."""
+        critic = self._critic_loss(batch, importance_weights)
+        self._critics.backward(critic.loss)
+        gradients = self._critics.gradient_to_numpy()
+        if self._is_policy_due:
+            self._policy.backward(self._policy_loss(critic))
+            gradients.update(self._policy.gradient_to_numpy())
+        check_finite(gradients)
+        return Contribution(gradients, critic.td_error())
+
+    def apply(self, gradients: Mapping[str, npt.NDArray[np.float32]], rate_scale: float = 1.0) -> Dict[str, float]:
+        """Take a critic step, and a policy step if one is due and its gradients are there."""
+        check_finite(gradients)
+        before = self._critics.flat.clone() if self._reports else None
+        self._critics.load_gradient(gradients)
+        scalars = {"critic_gradient_norm": self._critics.step(rate_scale)}
+        is_due = self._is_policy_due
+        self._updates += 1
+        if is_due and any(name.startswith("policy.") for name in gradients):
+            self._policy.load_gradient(gradients)
+            scalars["policy_gradient_norm"] = self._policy.step(rate_scale)
+        self._follow()
+        return {} if before is None else self._metrics(scalars, before)
+
+    @property
+    def _reports(self) -> bool:
+        """Whether the coming update has metrics."""
+        return (self._updates + 1) % METRICS_PERIOD == 0
+
+    @property
+    def _is_policy_due(self) -> bool:
+        """Whether the coming update moves the policy."""
+        return (self._updates + 1) % self._settings.policy_period == 0
+
+    def _critic_loss(self, batch: Batch, importance_weights: npt.NDArray[np.float32]) -> _CriticLoss:
         policy_input, critic_input = self._encode(batch.observation)
         action = to_tensor(self._scaling.normalize(batch.action), self._device)
         target = self._target(batch)
         q_values = critic_values(self._critics.leaves, "critics", critic_input, action)
         delta = q_values - target
-        weights = to_tensor(importance_weights, self._device)
-        critic_loss = (delta.square() * weights).mean(dim=1).sum()
-        scalars: Dict[str, torch.Tensor] = {"critic_gradient_norm": self._critics.minimize(critic_loss)}
-        self._updates += 1
-        if self._updates % settings.policy_period == 0:
-            actions = squashed_policy(self._policy.leaves, "policy", policy_input)
-            policy_loss = -critic_values(self._first_critic, "critics", critic_input, actions).mean()
-            scalars["policy_gradient_norm"] = self._policy.minimize(policy_loss)
-            scalars["policy_loss"] = policy_loss
-        self._target_critics.flat.lerp_(self._critics.flat, settings.target_update_rate)
-        self._target_policy.flat.lerp_(self._policy.flat, settings.target_update_rate)
-        if before is not None:
-            scalars["critic_loss"] = critic_loss
-            scalars["q_mean"], scalars["q_max"] = q_values.mean(), q_values.max()
-            scalars["update_ratio"] = (self._critics.flat - before).norm() / before.norm()
-        td_error = delta.detach().abs().mean(dim=0).cpu().numpy()
-        return Update(td_error, {name: scalar.item() for name, scalar in scalars.items()} if reports else {})
+        loss = (delta.square() * to_tensor(importance_weights, self._device)).mean(dim=1).sum()
+        return _CriticLoss(loss, q_values, delta, policy_input, critic_input)
+
+    def _policy_loss(self, critic: _CriticLoss) -> torch.Tensor:
+        actions = squashed_policy(self._policy.leaves, "policy", critic.policy_input)
+        loss: torch.Tensor = -critic_values(self._first_critic, "critics", critic.critic_input, actions).mean()
+        return loss
+
+    def _follow(self) -> None:
+        """Let the targets, and the averaged policy, follow the parameters."""
+        rate = self._settings.target_update_rate
+        self._target_critics.flat.lerp_(self._critics.flat, rate)
+        self._target_policy.flat.lerp_(self._policy.flat, rate)
+        if self._average_rate:
+            self._average.flat.lerp_(self._policy.flat, self._average_rate)
+
+    def _metrics(self, scalars: Dict[str, torch.Tensor], before: torch.Tensor) -> Dict[str, float]:
+        scalars["update_ratio"] = (self._critics.flat - before).norm() / before.norm()
+        return {name: scalar.item() for name, scalar in scalars.items()}
 
     def _encode(self, observation: Mapping[str, npt.NDArray[Any]]) -> Tuple[torch.Tensor, torch.Tensor]:
         """Inputs of policy and critics on the device; one tensor for both where they are the same."""
@@ -188,17 +263,36 @@ class Learner:
             n_step_return = to_tensor(batch.n_step_return, self._device)
             return torch.addcmul(n_step_return, to_tensor(batch.discount, self._device), bootstrap)
 
+    def learning_parameters(self) -> Dict[str, npt.NDArray[np.float32]]:
+        """A copy of `policy.*`, `critics.*`, `target.policy.*` and `target.critics.*`."""
+        targets = {**self._target_policy.to_numpy("target."), **self._target_critics.to_numpy("target.")}
+        return {**self.acting_parameters(), **targets}
+
+    def load_learning_parameters(self, parameters: Parameters, updates: int) -> None:
+        """The inverse of `learning_parameters`."""
+        check_state(self.learning_parameters(), parameters)
+        self._policy.load(parameters)
+        self._critics.load(parameters)
+        self._target_policy.load(parameters, "target.")
+        self._target_critics.load(parameters, "target.")
+        self._updates = updates
+
     def acting_parameters(self) -> Dict[str, npt.NDArray[np.float32]]:
         """A copy of `policy.*` and `critics.*`."""
         return {**self._policy.to_numpy(), **self._critics.to_numpy()}
 
+    def averaged_parameters(self) -> Dict[str, npt.NDArray[np.float32]]:
+        """A copy of the averaged `policy.*`, and of `critics.*`."""
+        return {**self._average.to_numpy(), **self._critics.to_numpy()} if self._average_rate else {}
+
     def state(self) -> Dict[str, npt.NDArray[Any]]:
-        """A copy of parameters, targets, Adam's moments, the generator and `updates`."""
+        """A copy of parameters, targets, averages, Adam's moments, the generator and `updates`."""
         return {
             **self._policy.state(),
             **self._critics.state(),
             **self._target_policy.to_numpy("target."),
             **self._target_critics.to_numpy("target."),
+            **(self._average.to_numpy("average.") if self._average_rate else {}),
             "generator": self._generator.get_state().numpy().copy(),
             "updates": np.array(self._updates, dtype=np.int64),
         }
@@ -214,5 +308,7 @@ class Learner:
         self._critics.load_state(state)
         self._target_policy.load(state, "target.")
         self._target_critics.load(state, "target.")
+        if self._average_rate:
+            self._average.load(state, "average.")
         self._generator.set_state(to_tensor(np.array(state["generator"], dtype=np.uint8), "cpu"))
         self._updates = int(state["updates"])
