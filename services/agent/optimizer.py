@@ -164,6 +164,24 @@ def check_finite(gradients: Mapping[str, npt.NDArray[np.float32]]) -> None:
             raise NonFiniteUpdate(f"the gradient of {name} is not finite")
 
 
+def checked_td_error(magnitude: torch.Tensor) -> npt.NDArray[np.float32]:
+    """TD errors as an array, on their way to priorities.
+
+    Asked for before the step: a loss that clips its gradient, as Huber's does, makes a harmless looking one of an error
+    that is infinite.
+
+    Args:
+        magnitude: |delta|, <float32>[N], without gradient.
+
+    Raises:
+        NonFiniteUpdate: one of them is not finite.
+    """
+    td_error: npt.NDArray[np.float32] = magnitude.cpu().numpy()
+    if not np.isfinite(td_error).all():
+        raise NonFiniteUpdate(f"{np.count_nonzero(~np.isfinite(td_error))} TD errors of the batch are not finite")
+    return td_error
+
+
 def check_state(expected: Mapping[str, npt.NDArray[Any]], state: Mapping[str, npt.NDArray[Any]]) -> None:
     """Compare names and shapes of a state with those of a learner.
 

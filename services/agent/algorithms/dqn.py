@@ -17,7 +17,7 @@ import numpy.typing as npt
 from services.agent.algorithm import Contribution, Decision, Observation, Parameters, Update
 from services.agent.exploration import choose_epsilon_greedily, epsilon_ladder, ladder_quantiles
 from services.agent.networks import ObservationEncoder, dueling_values, initial_parameters, to_tensor
-from services.agent.optimizer import FlatParameters, TrainedParameters, check_finite, check_state
+from services.agent.optimizer import FlatParameters, TrainedParameters, check_finite, check_state, checked_td_error
 from services.common.batch import Batch
 from services.common.config.algorithms import DqnSettings
 from services.common.schema import ActionSpec, Schema, SchemaError
@@ -82,9 +82,8 @@ class _Loss(NamedTuple):
     delta: torch.Tensor  # [N]
 
     def td_error(self) -> npt.NDArray[np.float32]:
-        """|delta|, <float32>[N]."""
-        magnitude: npt.NDArray[np.float32] = self.delta.detach().abs().cpu().numpy()
-        return magnitude
+        """|delta|, <float32>[N]; raises NonFiniteUpdate."""
+        return checked_td_error(self.delta.detach().abs())
 
 
 class Learner:
@@ -129,20 +128,22 @@ class Learner:
         """Take one step on the weighted Huber loss; at every `target_update_period`-th the target becomes a copy."""
         before = self._online.flat.clone() if self._reports else None
         made = self._loss(batch, importance_weights)
+        td_error = made.td_error()
         norm = self._online.minimize(made.loss)
         self._follow()
         if before is None:
-            return Update(made.td_error())
+            return Update(td_error)
         scalars = {"q_loss": made.loss, "q_mean": made.q_taken.mean(), "q_max": made.q_taken.max()}
-        return Update(made.td_error(), self._metrics(scalars, norm, before))
+        return Update(td_error, self._metrics(scalars, norm, before))
 
     def compute(self, batch: Batch, importance_weights: npt.NDArray[np.float32]) -> Contribution:
         """The gradient of the weighted Huber loss."""
         made = self._loss(batch, importance_weights)
+        td_error = made.td_error()
         self._online.backward(made.loss)
         gradients = self._online.gradient_to_numpy()
         check_finite(gradients)
-        return Contribution(gradients, made.td_error())
+        return Contribution(gradients, td_error)
 
     def apply(self, gradients: Mapping[str, npt.NDArray[np.float32]], rate_scale: float = 1.0) -> Dict[str, float]:
         """Take one step down `gradients`."""

@@ -25,7 +25,7 @@ from services.agent.networks import (
     squashed_policy,
     to_tensor,
 )
-from services.agent.optimizer import FlatParameters, TrainedParameters, check_finite, check_state
+from services.agent.optimizer import FlatParameters, TrainedParameters, check_finite, check_state, checked_td_error
 from services.common.batch import Batch
 from services.common.config.algorithms import Td3Settings
 from services.common.schema import ActionSpec, Schema, SchemaError
@@ -102,9 +102,8 @@ class _CriticLoss(NamedTuple):
     critic_input: torch.Tensor  # [N, critic_size]
 
     def td_error(self) -> npt.NDArray[np.float32]:
-        """Mean |delta| of the critics, <float32>[N]."""
-        magnitude: npt.NDArray[np.float32] = self.delta.detach().abs().mean(dim=0).cpu().numpy()
-        return magnitude
+        """Mean |delta| of the critics, <float32>[N]; raises NonFiniteUpdate."""
+        return checked_td_error(self.delta.detach().abs().mean(dim=0))
 
 
 class Learner:
@@ -165,6 +164,7 @@ class Learner:
         """Take one critic step, and at every `policy_period`-th update a policy step behind it."""
         before = self._critics.flat.clone() if self._reports else None
         critic = self._critic_loss(batch, importance_weights)
+        td_error = critic.td_error()
         scalars = {"critic_gradient_norm": self._critics.minimize(critic.loss)}
         is_due = self._is_policy_due
         self._updates += 1
@@ -174,21 +174,22 @@ class Learner:
             scalars["policy_loss"] = policy_loss
         self._follow()
         if before is None:
-            return Update(critic.td_error())
+            return Update(td_error)
         scalars["critic_loss"] = critic.loss
         scalars["q_mean"], scalars["q_max"] = critic.q_values.mean(), critic.q_values.max()
-        return Update(critic.td_error(), self._metrics(scalars, before))
+        return Update(td_error, self._metrics(scalars, before))
 
     def compute(self, batch: Batch, importance_weights: npt.NDArray[np.float32]) -> Contribution:
         """Gradients of critics and, where a policy step is due, policy: both of the present parameters."""
         critic = self._critic_loss(batch, importance_weights)
+        td_error = critic.td_error()
         self._critics.backward(critic.loss)
         gradients = self._critics.gradient_to_numpy()
         if self._is_policy_due:
             self._policy.backward(self._policy_loss(critic))
             gradients.update(self._policy.gradient_to_numpy())
         check_finite(gradients)
-        return Contribution(gradients, critic.td_error())
+        return Contribution(gradients, td_error)
 
     def apply(self, gradients: Mapping[str, npt.NDArray[np.float32]], rate_scale: float = 1.0) -> Dict[str, float]:
         """Take a critic step, and a policy step if one is due and its gradients are there."""
