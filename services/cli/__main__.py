@@ -39,6 +39,11 @@ def _dispatch(words: List[str]) -> int:
         return replay_command.run(words[1:], sys.stdout)
     if words[:1] == ["replay"]:
         replay_command.refuse_unknown(words[1:])
+    if words[:1] == ["certs"]:
+        from services.cli import certs_command
+
+        refuse_repeated(words)
+        return certs_command.run(words[1:], sys.stdout)
     if words and words[0] in SERVICES:
         become(SERVICES[words[0]], words[1:])
     rest, overrides = split_overrides(words)
@@ -85,6 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_up(commands)
     _add_config(commands)
     _add_eval(commands)
+    commands.add_parser("certs", help="make a private CA, certificates and tokens: shoal certs --help", add_help=False)
     for name, text in (
         ("replay", "run a replay, or look into one (shoal replay --help)"),
         ("learner", "run the learner"),

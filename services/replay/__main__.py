@@ -17,6 +17,7 @@ from services.common.peer import Peer
 from services.common.ring_layout import RingFormat
 from services.common.rpc import Server
 from services.common.schema import Schema
+from services.common.security.transport import server_security
 from services.common.service import main
 from services.replay.footprint import in_words, refuse_more_than_memory, rows_for, total_bytes
 from services.replay.metrics import TableCollector
@@ -50,11 +51,21 @@ def run(config: RunConfig, lifecycle: Lifecycle, log: Log) -> None:
         fail=lifecycle.fail,
         dump=dump,
     )
-    server = Server(replay.addresses[0], max_workers=MAX_WORKERS, option_name="replay.addresses")
-    server.add(replay_pb2_grpc.add_ReplayServiceServicer_to_server, servicer)
     metrics = Metrics("replay", config.run.name)
+    security = server_security(config.security, replay.listens_at, f"{config.metrics.host}:{replay.metrics_port}")
+    server = Server(
+        replay.listens_at,
+        max_workers=MAX_WORKERS,
+        option_name="replay.listen" if replay.listen else "replay.addresses",
+        security=security,
+        on_rejected=metrics.rejected_calls(),
+    )
+    server.add(replay_pb2_grpc.add_ReplayServiceServicer_to_server, servicer)
     metrics.registry.register(TableCollector(config.run.name, lambda: servicer.table, dump))
-    metrics_port = metrics.serve(replay.metrics_port, "replay.metrics_port")
+    metrics.certificate(security.certificate)
+    metrics_port = metrics.serve(
+        replay.metrics_port, "replay.metrics_port", host=config.metrics.host, security=security
+    )
     lifecycle.on_stop(lambda: servicer.interrupt("the replay is stopping"))
     server.start()
     log.info("replay listens", address=server.address, metrics_port=metrics_port, run=config.run.name)

@@ -10,6 +10,7 @@ from typing_extensions import Annotated, Literal
 from services.common.config.agreement import check_agreement
 from services.common.config.algorithms import DqnSettings, Section, Td3Settings
 from services.common.config.replay import ReplaySection
+from services.common.config.security import SecuritySection
 from services.common.config.values import Count, Port, check_address, check_device
 
 MAX_SEED = 2**31 - 1
@@ -48,7 +49,9 @@ class LearnerSection(Section):
     """`[learner]`: the training loop."""
 
     address: str = "127.0.0.1:7402"
-    """Where the chief listens and actors and evaluator find it."""
+    """Where actors and evaluator find the chief, and where it listens unless `listen` says otherwise."""
+    listen: str = ""
+    """Where the chief listens, where that is not how others reach it, as in 0.0.0.0:7402. Empty: at `address`."""
     metrics_port: Port = 9402
     """Prometheus endpoint; 0: any free port."""
     batch_size: Annotated[Count, Field(ge=1)] = 256
@@ -72,10 +75,20 @@ class LearnerSection(Section):
     torch_threads: Annotated[Count, Field(ge=1)] = 1
     """Threads of torch; one where processes share cores."""
 
+    @property
+    def listens_at(self) -> str:
+        """Where the chief binds."""
+        return self.listen or self.address
+
     @field_validator("address")
     @classmethod
     def _check_address(cls, address: str) -> str:
         return check_address(address)
+
+    @field_validator("listen")
+    @classmethod
+    def _check_listen(cls, address: str) -> str:
+        return check_address(address) if address else address
 
     @field_validator("device")
     @classmethod
@@ -121,6 +134,13 @@ class EvaluatorSection(Section):
     """Priority of the process: higher yields to the others."""
 
 
+class MetricsSection(Section):
+    """`[metrics]`: the Prometheus endpoints of all services."""
+
+    host: str = Field("127.0.0.1", min_length=1)
+    """Where endpoints listen: a name or address of the machine; 0.0.0.0 for all of its addresses."""
+
+
 class ReportSection(Section):
     """`[report]`: the evaluation that ends a run."""
 
@@ -150,6 +170,8 @@ class RunConfig(Section):
     actor: ActorSection = Field(default_factory=ActorSection)
     evaluator: EvaluatorSection = Field(default_factory=EvaluatorSection)
     report: ReportSection = Field(default_factory=ReportSection)
+    metrics: MetricsSection = Field(default_factory=MetricsSection)
+    security: SecuritySection = Field(default_factory=SecuritySection)
 
     def named(self, name: str) -> RunConfig:
         """This run file, with `name` for a run that has none."""
