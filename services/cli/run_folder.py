@@ -23,14 +23,16 @@ FOLDER_MODE = 0o750
 FILE_MODE = 0o640
 MAX_STEM = 64  # characters of a run file's name in that of a run, which also holds the time
 
-CHANGEABLE_SECTIONS = ("evaluator", "report")
+CHANGEABLE_SECTIONS = ("evaluator", "report", "metrics", "security")
 CHANGEABLE_KEYS = (
     "run.folder",
     "replay.addresses",
     "replay.data_dir",
     "replay.dump_dir",
     "replay.max_dumps",
+    "replay.listen",
     "learner.address",
+    "learner.listen",
     "learner.max_updates",
     "learner.checkpoint_period_s",
     "learner.transport",

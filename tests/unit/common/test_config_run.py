@@ -7,7 +7,7 @@ import pytest
 
 from services.common.config.load import ConfigError, load
 from services.common.config.run import RunConfig
-from services.common.config.values import check_address
+from services.common.config.values import check_address, is_loopback
 
 
 def _sentence(*flags: str) -> str:
@@ -143,12 +143,19 @@ def test_what_is_no_address_is_refused(address: str) -> None:
         check_address(address)
 
 
-@pytest.mark.parametrize("address", ["0.0.0.0:7401", "10.0.0.1:7401", "example.org:7401", "[::]:7401"])
-def test_an_address_beyond_loopback_is_refused(address: str) -> None:
-    with pytest.raises(ValueError, match="is not on loopback"):
-        check_address(address)
-    assert f"learner.address (flag --learner.address): {address!r}" in _sentence("--learner.address", address)
-    assert "replay.addresses (flag --replay.addresses)" in _sentence("--replay.addresses", address)
+@pytest.mark.parametrize(
+    ("address", "on_loopback"),
+    [
+        *((address, False) for address in ("0.0.0.0:7401", "10.0.0.1:7401", "example.org:7401", "[::]:7401")),
+        *((address, True) for address in ("127.0.0.1:7401", "localhost:0", "[::1]:7401")),
+    ],
+)
+def test_loopback_is_told_from_what_others_reach(address: str, on_loopback: bool) -> None:
+    assert check_address(address) == address
+    assert is_loopback(address) == on_loopback
+    config = load(None, ["--learner.address", address, "--replay.listen", address]).config
+    assert (config.learner.listens_at, config.replay.listens_at) == (address, address)
+    assert config.replay.addresses == ("127.0.0.1:7401",)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:7401", "localhost:0", "[::1]:7401"])
