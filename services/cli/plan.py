@@ -46,7 +46,7 @@ def plan_children(
         environ: of the launcher.
         lifeline: descriptor of the pipe's read end, inherited by each.
     """
-    shared = ("--replay.addresses", endpoints.replay, "--learner.address", endpoints.learner)
+    shared = ("--replay.addresses", endpoints.replay, "--learner.address", endpoints.learner, "--log.style", "console")
     specs: List[ChildSpec] = []
 
     def add(name: str, role: str, threads: int, *flags: str) -> None:

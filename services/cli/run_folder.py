@@ -23,7 +23,7 @@ FOLDER_MODE = 0o750
 FILE_MODE = 0o640
 MAX_STEM = 64  # characters of a run file's name in that of a run, which also holds the time
 
-CHANGEABLE_SECTIONS = ("evaluator", "report", "metrics", "security")
+CHANGEABLE_SECTIONS = ("evaluator", "report", "log", "metrics", "security")
 CHANGEABLE_KEYS = (
     "run.folder",
     "replay.addresses",

@@ -34,12 +34,19 @@ def main(service: str, run: Run, arguments: Sequence[str]) -> int:
         print(f"usage: shoal {service} [FILE.toml] [--section.key VALUE ...]   (`shoal config show` lists the keys)")
         return EXIT_OK
     file = flags.pop(0) if flags and not flags[0].startswith("--") else ""
-    log = make_log(sys.stdout)
     lifecycle = Lifecycle()
     try:
         loaded = load(Path(file) if file else None, flags, os.environ)
         # All processes of one file agree on its stem when the run has no name.
         config = loaded.config.named(Path(file).stem if file else "shoal")
+        log = make_log(
+            sys.stdout,
+            style=config.log.style,
+            level=config.log.level,
+            service=service,
+            run=config.run.name,
+            incarnation=f"{lifecycle.incarnation:016x}",
+        )
         lifecycle.start(os.environ)
         threading.excepthook = lambda failed: lifecycle.fail(failed.exc_value or SystemError(failed.exc_type))
         with contextlib.suppress(Stopped):

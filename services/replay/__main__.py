@@ -40,7 +40,7 @@ def run(config: RunConfig, lifecycle: Lifecycle, log: Log) -> None:
     if replay.capacity_rows is not None:
         checked_settings(config, replay.capacity_rows)
     dump = make_dump(config, log)
-    peer = Peer(config.run.name, experience_pb2.ROLE_UNSPECIFIED, "replay")
+    peer = Peer(config.run.name, experience_pb2.ROLE_UNSPECIFIED, "replay", lifecycle.incarnation)
     tables = Tables(config, nonce=f"{peer.incarnation:016x}", log=log)
     servicer = ReplayServicer(
         run_id=config.run.name,

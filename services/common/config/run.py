@@ -141,6 +141,15 @@ class MetricsSection(Section):
     """Where endpoints listen: a name or address of the machine; 0.0.0.0 for all of its addresses."""
 
 
+class LogSection(Section):
+    """`[log]`: lines on standard output."""
+
+    style: Literal["console", "json"] = "console"
+    """`console` for people, `json` for machines: one object a line, with service, run and incarnation."""
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """Lines below it are left out."""
+
+
 class ReportSection(Section):
     """`[report]`: the evaluation that ends a run."""
 
@@ -170,6 +179,7 @@ class RunConfig(Section):
     actor: ActorSection = Field(default_factory=ActorSection)
     evaluator: EvaluatorSection = Field(default_factory=EvaluatorSection)
     report: ReportSection = Field(default_factory=ReportSection)
+    log: LogSection = Field(default_factory=LogSection)
     metrics: MetricsSection = Field(default_factory=MetricsSection)
     security: SecuritySection = Field(default_factory=SecuritySection)
 
