@@ -56,6 +56,11 @@ test-replay:  ## the replay in a venv without torch
 bench-replay: install  ## the replay beside Reverb, cpprb, TorchRL; ARGS=--quick for two minutes, --help for more
 	bash deploy/make/bench_replay.sh $(BIN)/python --docs docs/benchmarks.md $(ARGS)
 
+# --- release ---------------------------------------------------------------------------------------------------------
+.PHONY: dist
+dist:  ## build dist/shoal-VERSION.tar.gz and the wheel, and try the wheel in a venv of its own
+	bash deploy/make/dist.sh "$(PYTHON)"
+
 # --- checks ----------------------------------------------------------------------------------------------------------
 .PHONY: check
 check: install lint types contracts proto-check  ## format, lint, types, contracts, generated code

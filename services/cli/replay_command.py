@@ -9,6 +9,7 @@ from typing import Callable, Sequence, TextIO
 
 from services.cli.arguments import split_overrides
 from services.cli.modules import INSPECT_FOLDER, become
+from services.common.config.shipped import find_run_file, shipped_folders
 from services.common.errors import EXIT_OK, UserError
 
 NAMES = ("inspect", "items", "snapshot")
@@ -28,7 +29,8 @@ def refuse_unknown(words: Sequence[str]) -> None:
         UserError: names the commands.
     """
     word = words[0] if words else "-"
-    if not word.startswith("-") and not word.endswith(".toml") and not Path(word).exists():
+    is_file = word.endswith(".toml") or find_run_file(Path(word), shipped_folders()).exists()
+    if not word.startswith("-") and not is_file:
         raise UserError(
             f"there is no run file {word!r}, and no command of that name: `shoal replay` takes a .toml file, or one of "
             f"{', '.join(NAMES[:-1])} and {NAMES[-1]}"
