@@ -176,7 +176,7 @@ def _credential(file: str, name: str) -> str:
     if file or not folder:
         return file
     found = Path(folder) / name
-    return str(found) if found.exists() else ""
+    return str(found) if found.exists() and found.stat().st_size else ""  # an empty one holds a place
 
 
 def _read(file: str, option: str) -> bytes:
