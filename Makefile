@@ -26,7 +26,7 @@ $(VENV)/.installed: pyproject.toml deploy/make/check_python.sh
 	@bash deploy/make/check_python.sh "$(PYTHON)"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade-strategy only-if-needed "$(TORCH_SPEC)" $(TORCH_INDEX)
-	$(BIN)/pip install --quiet -e ".[replay,learner,sim,report,dev]"
+	$(BIN)/pip install --quiet -e ".[replay,learner,sim,report,dev,bench]"
 	@touch $@
 
 # --- use -------------------------------------------------------------------------------------------------------------
