@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -10,6 +11,7 @@ from typing import Optional
 
 from services.common.config.run import RunConfig
 from services.common.errors import UserError
+from services.common.heartbeat import Heartbeat, Pulse
 from services.common.lifecycle import Lifecycle
 from services.common.log import Log
 from services.common.metrics import Metrics
@@ -70,8 +72,17 @@ def run(config: RunConfig, lifecycle: Lifecycle, log: Log) -> None:
     server.start()
     log.info("replay listens", address=server.address, metrics_port=metrics_port, run=config.run.name)
     lifecycle.spawn("populate", lambda: tables.populate(lifecycle.stopping))
+    rounds = 0
+
+    def pulse() -> Pulse:
+        table = servicer.table
+        status = f"{table.store.num_items} items" if table else "waiting for the first actor to introduce itself"
+        return Pulse(rounds, "", status)
+
+    Heartbeat(pulse, lifecycle, os.environ).start()
     try:
         while not lifecycle.stopping.wait(EXPIRY_PERIOD_S):
+            rounds += 1  # each goes through the table's lock: a table that is stuck starves the watchdog
             if servicer.table is not None:
                 servicer.table.note_state()
                 for actor in servicer.table.expire_actors():
