@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
 from typing import List, Optional, Sequence
@@ -12,6 +13,11 @@ from services.cli.arguments import refuse_repeated, split_overrides
 from services.cli.modules import REPORT, SERVICES, become
 from services.common.errors import EXIT_OK, EXIT_USER, UserError
 
+# Commands with a parser of their own: `run(words, output)` of a module.
+COMMANDS = {
+    "certs": "services.cli.certs_command",
+    "health": "services.cli.health_command",
+}
 OVERRIDES = "Any key of the run file can be set: --section.key VALUE, or SHOAL_SECTION__KEY in the environment."
 
 
@@ -39,11 +45,11 @@ def _dispatch(words: List[str]) -> int:
         return replay_command.run(words[1:], sys.stdout)
     if words[:1] == ["replay"]:
         replay_command.refuse_unknown(words[1:])
-    if words[:1] == ["certs"]:
-        from services.cli import certs_command
-
+    if words and words[0] in COMMANDS:
         refuse_repeated(words)
-        return certs_command.run(words[1:], sys.stdout)
+        module = importlib.import_module(COMMANDS[words[0]])
+        code: int = module.run(words[1:], sys.stdout)
+        return code
     if words and words[0] in SERVICES:
         become(SERVICES[words[0]], words[1:])
     rest, overrides = split_overrides(words)
@@ -90,7 +96,11 @@ def _parser() -> argparse.ArgumentParser:
     _add_up(commands)
     _add_config(commands)
     _add_eval(commands)
-    commands.add_parser("certs", help="make a private CA, certificates and tokens: shoal certs --help", add_help=False)
+    for name, text in (
+        ("certs", "make a private CA, certificates and tokens"),
+        ("health", "ask a service whether it serves"),
+    ):
+        commands.add_parser(name, help=f"{text}: shoal {name} --help", add_help=False)
     for name, text in (
         ("replay", "run a replay, or look into one (shoal replay --help)"),
         ("learner", "run the learner"),
