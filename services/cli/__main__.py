@@ -15,8 +15,10 @@ from services.common.errors import EXIT_OK, EXIT_USER, UserError
 
 # Commands with a parser of their own: `run(words, output)` of a module.
 COMMANDS = {
+    "audit": "services.cli.audit_command",
     "certs": "services.cli.certs_command",
     "health": "services.cli.health_command",
+    "why": "services.cli.why_command",
 }
 OVERRIDES = "Any key of the run file can be set: --section.key VALUE, or SHOAL_SECTION__KEY in the environment."
 
@@ -97,6 +99,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_config(commands)
     _add_eval(commands)
     for name, text in (
+        ("why", "say who waits, since when, for what, and what would release it"),
+        ("audit", "check that every step is accounted for"),
         ("certs", "make a private CA, certificates and tokens"),
         ("health", "ask a service whether it serves"),
     ):

@@ -18,6 +18,7 @@ from services.cli.screen import Screen, make_screen
 from services.cli.snapshot import ProcessState, Snapshot
 from services.cli.stop_signals import StopSignals
 from services.cli.supervisor import Outcome, Supervisor
+from services.cli.target import Addresses, announced
 from services.common.config.security import SecuritySection
 from services.common.errors import EXIT_USER, UserError
 from services.common.run_folder import RunFolder
@@ -39,7 +40,7 @@ def run(target: str, overrides: Sequence[str], *, verbose: bool) -> int:
     try:
         _refuse_tokens(opened.loaded.config.security)
         endpoints = choose_endpoints(opened.loaded)
-        with StopSignals() as signals:
+        with StopSignals() as signals, announced(opened.folder, Addresses(endpoints.replay, endpoints.learner)):
             outcome = _train(opened, endpoints, signals, make_screen(sys.stdout, verbose=verbose))
             if outcome.exit_code == EXIT_USER and outcome.sentence:
                 raise UserError(outcome.sentence)
