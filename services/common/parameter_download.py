@@ -3,7 +3,8 @@
 Actors, evaluators and helping learners share it:
 
     caller = Caller("chief", address, lifecycle.stopping, log)
-    download = ParameterDownload(caller, peer=peer, role=parameters_pb2.PARAMETER_ROLE_LEARN, log=log)
+    role = parameters_pb2.PARAMETER_ROLE_LEARN
+    download = ParameterDownload(caller, peer=peer, role=role, stopping=lifecycle.stopping, log=log)
     manifest = download.fetch()          # one call if there is nothing newer, or if the set fits into one part
     newest = download.newest             # ParameterSet(version, updates, digest, parameters, chief_incarnation) or None
 

@@ -92,8 +92,8 @@ def check_range(parameters: Mapping[str, npt.NDArray[Any]], wire_dtype: WireDtyp
         if largest >= bound:
             other = "bfloat16, which has the range of float32" if wire_dtype == "float16" else "float32"
             raise UserError(
-                f"{name!r} holds a value of magnitude {largest:.6g}, which {wire_dtype} cannot carry to the actors: set "
-                f"learner.wire_dtype to {other}"
+                f"{name!r} holds a value of magnitude {largest:.6g}, which {wire_dtype} cannot carry to the actors; "
+                f"set learner.wire_dtype to {other}"
             )
 
 
