@@ -19,14 +19,15 @@ from services.common.config.values import WireDtype
 from services.common.log import make_log
 from services.common.rpc import Server
 from services.common.run_folder import RunFolder
-from services.learner.parameter_service import ParameterServicer, Status
+from services.learner.chief import MAX_CALLS
+from services.learner.parameter_service import ParameterServicer, Status, add_to_server
 from services.learner.parameter_store import ACT, ParameterStore
 from services.learner.readers import Readers
 from services.learner.version_reservation import VersionReservation
-from shoal.v1 import parameters_pb2, parameters_pb2_grpc
+from shoal.v1 import parameters_pb2
 
 RUN_ID = "bench-parameters"
-MAX_WORKERS = 16  # as services/learner/chief.py has it
+MAX_WORKERS = 16  # as services/learner/chief.py has it, and MAX_CALLS
 HIDDEN = 512  # 3 x 512^2 and what is around them: about a million
 
 
@@ -65,8 +66,8 @@ class ChiefCase:
             fail=_fail,
             log=make_log(sys.stderr),
         )
-        self._server = Server("127.0.0.1:0", max_workers=MAX_WORKERS, option_name="bench")
-        self._server.add(parameters_pb2_grpc.add_ParameterServiceServicer_to_server, self._servicer)
+        self._server = Server("127.0.0.1:0", max_workers=MAX_WORKERS, max_calls=MAX_CALLS, option_name="bench")
+        self._server.add(add_to_server, self._servicer)
         self._server.start()
         self._parameters = self._make()
         return {
@@ -91,7 +92,7 @@ class ChiefCase:
             "system_threads": len(list(Path("/proc/self/task").iterdir())),
             "heap_bytes": resident_bytes(os.getpid())["heap"],
             "sets": self._store.num_sets,
-            "set_bytes": len(newest.data) if newest else 0,
+            "set_bytes": newest.size_bytes if newest else 0,
             "questions": self._servicer.questions,
         }
 

@@ -25,18 +25,20 @@ from services.learner.averaged_parameters import AveragedParameters
 from services.learner.checkpoint import Checkpoint, CheckpointFolder
 from services.learner.env_steps import AcknowledgedSteps
 from services.learner.farewell import wait_for_readers
-from services.learner.parameter_service import ParameterServicer, Status
+from services.learner.parameter_service import ParameterServicer, Status, add_to_server
 from services.learner.parameter_store import ParameterStore
 from services.learner.publisher import Publisher
 from services.learner.reader_metrics import ReaderMetrics
 from services.learner.readers import Readers
 from services.learner.replay_client import ReplayClient
 from services.learner.version_reservation import VersionReservation
-from shoal.v1 import experience_pb2, parameters_pb2, parameters_pb2_grpc
+from shoal.v1 import experience_pb2, parameters_pb2
 
 if TYPE_CHECKING:
     from services.agent.algorithm import Learner
     from services.learner.monitor import Monitor
+
+MAX_CALLS = 256  # readers that hear of a version at once are queued, each with a part of a set at most
 
 
 def check_device(device: str) -> None:
@@ -118,8 +120,8 @@ class Chief:
             fail=lifecycle.fail,
             log=log,
         )
-        self._server = Server(settings.address, max_workers=16, option_name="learner.address")
-        self._server.add(parameters_pb2_grpc.add_ParameterServiceServicer_to_server, self._servicer)
+        self._server = Server(settings.address, max_workers=16, max_calls=MAX_CALLS, option_name="learner.address")
+        self._server.add(add_to_server, self._servicer)
         self._metrics = Metrics("learner", run_id)
         self._metrics.registry.register(ReaderMetrics(run_id, self._readers, self._store, self._status))
         self._metrics_port = self._metrics.serve(settings.metrics_port, "learner.metrics_port")

@@ -16,13 +16,14 @@ import safetensors.numpy
 from services.actor.parameter_client import ParameterClient
 from services.common.config.values import WireDtype
 from services.common.lifecycle import Lifecycle
-from services.common.parameter_download import ParameterDownload
+from services.common.parameter_download import PART_BYTES, ParameterDownload
 from services.common.parameter_set import digest_of
 from services.common.peer import Peer
 from services.common.rpc import Caller, Refused, call_once, connect
 from services.common.run_folder import Progress, RunFolder
-from services.learner.parameter_service import ParameterServicer, Status
-from services.learner.parameter_store import ACT, AVERAGE, LEARN, ParameterStore, PublishedSet
+from services.learner.parameter_service import ParameterServicer, Status, add_to_server
+from services.learner.parameter_store import ACT, AVERAGE, LEARN, ParameterStore
+from services.learner.published_set import PublishedSet
 from services.learner.readers import Readers
 from services.learner.version_reservation import VersionReservation
 from shoal.v1 import experience_pb2, parameters_pb2, parameters_pb2_grpc
@@ -101,7 +102,7 @@ class Chief:
         return float(best[0]["policy.bias"][0])
 
 
-ADD = parameters_pb2_grpc.add_ParameterServiceServicer_to_server
+ADD = add_to_server
 
 
 @pytest.fixture
@@ -143,6 +144,7 @@ def test_parts_make_the_whole_and_each_has_its_checksum(chief: Chief) -> None:
     assert digest_of(data) == published.digest
     assert chief.get(published.version).data == published.data
     assert chief.get(published.version, len(data)).data == b""
+    assert chief.get(published.version, PART_BYTES).data == b""
 
 
 def test_an_older_version_is_superseded(chief: Chief) -> None:
