@@ -56,6 +56,10 @@ test-replay:  ## the replay in a venv without torch
 bench-replay: install  ## the replay beside Reverb, cpprb, TorchRL; ARGS=--quick for two minutes, --help for more
 	bash deploy/make/bench_replay.sh $(BIN)/python --docs docs/benchmarks.md $(ARGS)
 
+.PHONY: bench-parameters
+bench-parameters: install  ## publish to swap with 1, 16, 128 readers; ARGS=--quick for two minutes
+	$(BIN)/python -m bench.parameters --docs docs/benchmarks.md $(ARGS)
+
 # --- release ---------------------------------------------------------------------------------------------------------
 .PHONY: dist
 dist:  ## build dist/shoal-VERSION.tar.gz and the wheel, and try the wheel in a venv of its own

@@ -121,9 +121,6 @@ class Learner(Protocol):
             ValueError: names or shapes differ from this learner's; the message names the first that does.
         """
 
-    def averaged_parameters(self) -> Dict[str, npt.NDArray[np.float32]]:
-        """A copy of the set of role `average`: as `act`, its policy averaged; empty without an average_rate."""
-
     def acting_parameters(self) -> Dict[str, npt.NDArray[np.float32]]:
         """A copy of the set of role `act`: the policy and the online critics."""
 

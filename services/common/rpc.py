@@ -188,6 +188,7 @@ class Server:
         *,
         max_workers: int,
         option_name: str,
+        max_calls: int = 0,
         security: ServerSecurity = LISTEN_IN_THE_CLEAR,
         on_rejected: Callable[[str], None] = _say_nothing,
     ) -> None:
@@ -196,6 +197,8 @@ class Server:
         Args:
             address: HOST:PORT.
             max_workers: threads; each call holds one while it runs.
+            max_calls: under way at once, those that wait for a thread included; more are told to come again. 0: four
+                for each thread.
             option_name: what the user would change, named in the error.
             security: certificate and tokens.
             on_rejected: told why a call was rejected at the door, one word.
@@ -207,7 +210,7 @@ class Server:
         self._server = grpc.server(
             self._pool,
             options=SERVER_OPTIONS,
-            maximum_concurrent_rpcs=4 * max_workers,
+            maximum_concurrent_rpcs=max_calls or 4 * max_workers,
             interceptors=security.interceptors(on_rejected),
         )
         self._health = health.HealthServicer()

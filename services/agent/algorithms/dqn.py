@@ -97,7 +97,6 @@ class Learner:
         seed: int,
         device: str = "cpu",
         num_threads: int = 1,
-        average_rate: float = 0.0,
     ) -> None:
         import torch
 
@@ -116,8 +115,6 @@ class Learner:
             device=device,
         )
         self._target = FlatParameters(network, device)
-        self._average_rate = average_rate
-        self._average = FlatParameters(network, device)
         self._updates = 0
 
     @property
@@ -170,12 +167,10 @@ class Learner:
         return _Loss(loss, q_taken, q_taken - target)
 
     def _follow(self) -> None:
-        """Count the update, and let target and average follow the parameters."""
+        """Count the update, and let the target follow the parameters."""
         self._updates += 1
         if self._updates % self._settings.target_update_period == 0:
             self._target.flat.copy_(self._online.flat)
-        if self._average_rate:
-            self._average.flat.lerp_(self._online.flat, self._average_rate)
 
     def _metrics(
         self, scalars: Dict[str, torch.Tensor], gradient_norm: torch.Tensor, before: torch.Tensor
@@ -213,16 +208,11 @@ class Learner:
         self._target.load(parameters, "target.")
         self._updates = updates
 
-    def averaged_parameters(self) -> Dict[str, npt.NDArray[np.float32]]:
-        """A copy of the averaged `q.*`."""
-        return self._average.to_numpy() if self._average_rate else {}
-
     def state(self) -> Dict[str, npt.NDArray[Any]]:
-        """A copy of parameters, target, average, Adam's moments and `updates`."""
+        """A copy of parameters, target, Adam's moments and `updates`."""
         return {
             **self._online.state(),
             **self._target.to_numpy("target."),
-            **(self._average.to_numpy("average.") if self._average_rate else {}),
             "updates": np.array(self._updates, dtype=np.int64),
         }
 
@@ -235,6 +225,4 @@ class Learner:
         check_state(self.state(), state)
         self._online.load_state(state)
         self._target.load(state, "target.")
-        if self._average_rate:
-            self._average.load(state, "average.")
         self._updates = int(state["updates"])

@@ -117,7 +117,6 @@ class Learner:
         seed: int,
         device: str = "cpu",
         num_threads: int = 1,
-        average_rate: float = 0.0,
     ) -> None:
         import torch
 
@@ -150,8 +149,6 @@ class Learner:
         self._first_critic = {name: view[:1] for name, view in self._critics.views.items()}
         self._target_policy = FlatParameters(policy, device)
         self._target_critics = FlatParameters(critics, device)
-        self._average_rate = average_rate
-        self._average = FlatParameters(policy, device)
         self._generator = torch.Generator(device=device)
         self._generator.manual_seed(seed)
         self._updates = 0
@@ -230,12 +227,10 @@ class Learner:
         return loss
 
     def _follow(self) -> None:
-        """Let the targets, and the averaged policy, follow the parameters."""
+        """Let the targets follow the parameters."""
         rate = self._settings.target_update_rate
         self._target_critics.flat.lerp_(self._critics.flat, rate)
         self._target_policy.flat.lerp_(self._policy.flat, rate)
-        if self._average_rate:
-            self._average.flat.lerp_(self._policy.flat, self._average_rate)
 
     def _metrics(self, scalars: Dict[str, torch.Tensor], before: torch.Tensor) -> Dict[str, float]:
         scalars["update_ratio"] = (self._critics.flat - before).norm() / before.norm()
@@ -282,18 +277,13 @@ class Learner:
         """A copy of `policy.*` and `critics.*`."""
         return {**self._policy.to_numpy(), **self._critics.to_numpy()}
 
-    def averaged_parameters(self) -> Dict[str, npt.NDArray[np.float32]]:
-        """A copy of the averaged `policy.*`, and of `critics.*`."""
-        return {**self._average.to_numpy(), **self._critics.to_numpy()} if self._average_rate else {}
-
     def state(self) -> Dict[str, npt.NDArray[Any]]:
-        """A copy of parameters, targets, averages, Adam's moments, the generator and `updates`."""
+        """A copy of parameters, targets, Adam's moments, the generator and `updates`."""
         return {
             **self._policy.state(),
             **self._critics.state(),
             **self._target_policy.to_numpy("target."),
             **self._target_critics.to_numpy("target."),
-            **(self._average.to_numpy("average.") if self._average_rate else {}),
             "generator": self._generator.get_state().numpy().copy(),
             "updates": np.array(self._updates, dtype=np.int64),
         }
@@ -309,7 +299,5 @@ class Learner:
         self._critics.load_state(state)
         self._target_policy.load(state, "target.")
         self._target_critics.load(state, "target.")
-        if self._average_rate:
-            self._average.load(state, "average.")
         self._generator.set_state(to_tensor(np.array(state["generator"], dtype=np.uint8), "cpu"))
         self._updates = int(state["updates"])

@@ -24,8 +24,8 @@ ONES = np.ones(16, dtype=np.float32)
 def case(request, make_batch):
     schema, settings = CASES[request.param]
 
-    def make_learner(seed=0, **options):
-        return learner_class(request.param)(schema, settings, seed=seed, **options)
+    def make_learner(seed=0):
+        return learner_class(request.param)(schema, settings, seed=seed)
 
     def batch(seed):
         return make_batch(schema, 16, seed=seed)
@@ -117,23 +117,6 @@ def test_the_rate_is_scaled_for_one_step(case) -> None:
         ]
     np.testing.assert_allclose(steps[0.25][0], 0.25 * steps[1.0][0], atol=2e-7)
     assert np.linalg.norm(steps[0.25][1]) > 0.5 * np.linalg.norm(steps[1.0][1])
-
-
-def test_the_averaged_policy_follows_slowly_and_is_resumed(case) -> None:
-    make_learner, batch = case
-    learner = make_learner(average_rate=0.1)
-    assert make_learner().averaged_parameters() == {}
-    start = learner.acting_parameters()
-    _assert_equal(learner.averaged_parameters(), start)
-    name = "policy.0.weight" if "policy.0.weight" in start else "q.0.weight"
-    expected = start[name]
-    for k in range(4):
-        learner.update(batch(k), ONES)
-        expected = expected + np.float32(0.1) * (learner.acting_parameters()[name] - expected)
-    np.testing.assert_allclose(learner.averaged_parameters()[name], expected, rtol=1e-4, atol=1e-6)
-    resumed = make_learner(seed=5, average_rate=0.1)
-    resumed.load_state(learner.state())
-    _assert_equal(resumed.averaged_parameters(), learner.averaged_parameters())
 
 
 def test_another_networks_learning_parameters_are_refused(case) -> None:
