@@ -15,6 +15,7 @@ from typing import Any, Dict, Mapping, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from services.agent.normalizer import Normalizer
 from services.common.batch import Batch
 
 Parameters = Mapping[str, npt.NDArray[np.float32]]
@@ -51,7 +52,7 @@ class Update:
     """The result of one learner update."""
 
     td_error: npt.NDArray[np.float32]  # [N], mean |delta| of the critics, unweighted: the new priorities before + 1e-6
-    # Losses, Q mean and max, gradient norms; empty for most updates, since each report waits for the device.
+    # By the names of `health.TEXTS`; empty for most updates, since each report waits for the device.
     metrics: Dict[str, float] = field(default_factory=dict)
 
 
@@ -74,6 +75,8 @@ class Learner(Protocol):
     A chief by itself calls `update`. Where helpers contribute, each calls `compute` on parameters of the same number of
     updates, and the chief calls `apply` with the mean: an update whose gradients all are of the same parameters.
     """
+
+    normalizer: Normalizer  # what observations and rewards are normalized with; published with each set
 
     @property
     def updates(self) -> int:

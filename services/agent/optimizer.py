@@ -6,12 +6,14 @@ each instead of a dozen. The tensors that the forward pass sees are views of the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Dict, Mapping
+import math
+from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import numpy.typing as npt
 
 from services.agent.algorithm import NonFiniteUpdate
+from services.agent.health import StepHealth
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +34,11 @@ class FlatParameters:
         self.flat: torch.Tensor = torch.empty(start, dtype=torch.float32, device=device)
         self.views: Dict[str, torch.Tensor] = self.split(self.flat)
         self.load(initial)
+
+    @property
+    def names(self) -> Tuple[str, ...]:
+        """Of the tensors, in their order."""
+        return tuple(self._slices)
 
     def split(self, flat: torch.Tensor) -> Dict[str, torch.Tensor]:
         """Views of a buffer <float32>[size] in these parameters' order and shapes."""
@@ -85,6 +92,8 @@ class TrainedParameters(FlatParameters):
             "exp_avg_sq": torch.zeros_like(self.flat),
         }
         self._adam.state[buffer].update(self._moments)
+        self._health = StepHealth(max_gradient_norm)
+        self._update_ratio: Optional[torch.Tensor] = None  # of the first step since the last report
 
     def minimize(self, loss: torch.Tensor) -> torch.Tensor:
         """Take one optimizer step down the gradient of `loss`, a scalar made from `leaves`.
@@ -132,12 +141,24 @@ class TrainedParameters(FlatParameters):
         import torch
 
         norm: torch.Tensor = torch.linalg.vector_norm(self._gradient)
-        if not torch.isfinite(norm):
+        length = norm.item()
+        if not math.isfinite(length):
             raise NonFiniteUpdate(f"the gradient of {self._role} is not finite")
+        before = self.flat.clone() if self._health.is_empty else None
+        self._health.note(length)
         self._gradient.mul_((self._max_gradient_norm / (norm + 1e-6)).clamp_(max=1.0))
         self._adam.param_groups[0]["lr"] = self._learning_rate * rate_scale
         self._adam.step()
+        if before is not None:
+            self._update_ratio = (self.flat - before).norm() / before.norm()
         return norm
+
+    def health(self) -> Dict[str, float]:
+        """Gradient norms, clipping and size of a step since the last call (`health.TEXTS`); empty without a step."""
+        report = self._health.report()
+        if report and self._update_ratio is not None:
+            report["update_ratio"] = self._update_ratio.item()
+        return report
 
     def state(self) -> Dict[str, npt.NDArray[Any]]:
         """A copy of the parameters (`online.<name>`) and of Adam's moments and step (`adam.<role>.<name>`)."""
@@ -180,6 +201,21 @@ def checked_td_error(magnitude: torch.Tensor) -> npt.NDArray[np.float32]:
     if not np.isfinite(td_error).all():
         raise NonFiniteUpdate(f"{np.count_nonzero(~np.isfinite(td_error))} TD errors of the batch are not finite")
     return td_error
+
+
+def with_average(state: Mapping[str, npt.NDArray[Any]], names: Sequence[str]) -> Dict[str, npt.NDArray[Any]]:
+    """A state with averages `average.<name>` of exactly these parameters, whatever was kept of them.
+
+    Args:
+        state: of a learner that may have kept an average, or none.
+        names: of the parameters whose average is wanted; one that is not in `state` begins at `online.<name>`.
+    """
+    kept = {name: array for name, array in state.items() if not name.startswith("average.")}
+    for name in names:
+        begun = state.get(f"average.{name}", state.get(f"online.{name}"))
+        if begun is not None:  # else another network's state, which the caller refuses
+            kept[f"average.{name}"] = begun
+    return kept
 
 
 def check_state(expected: Mapping[str, npt.NDArray[Any]], state: Mapping[str, npt.NDArray[Any]]) -> None:
