@@ -33,6 +33,8 @@ CHANGEABLE_KEYS = (
     "learner.address",
     "learner.max_updates",
     "learner.checkpoint_period_s",
+    "learner.checkpoints_kept",
+    "learner.max_non_finite_updates",
     "learner.transport",
     "learner.torch_threads",
     "learner.device",

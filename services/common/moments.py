@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict, Iterable, Mapping, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, Tuple
 
 import numpy as np
 import numpy.typing as npt
 
 from services.common.schema import Schema
+from shoal.v1 import replay_pb2
 
 RAW_DTYPES = ("uint8", "bool")  # images are scaled by their range, and flags are what they are
 
@@ -66,3 +67,27 @@ def merge_shards(shards: Iterable[Mapping[str, Moments]]) -> Dict[str, Moments]:
         for name, moments in shard.items():
             merged[name] = merged[name].merged(moments) if name in merged else moments
     return merged
+
+
+def encode_moments(moments: Mapping[str, Moments]) -> List[replay_pb2.ObservationMoments]:
+    """As `GetInfo` sends them."""
+    return [
+        replay_pb2.ObservationMoments(
+            name=name, count=its.count, mean=its.mean.tobytes(), squares=its.squares.tobytes()
+        )
+        for name, its in moments.items()
+    ]
+
+
+def decode_moments(messages: Iterable[replay_pb2.ObservationMoments]) -> Dict[str, Moments]:
+    """The inverse of `encode_moments`.
+
+    Raises:
+        ValueError: a message holds no whole numbers of 8 bytes.
+    """
+    return {
+        message.name: Moments(
+            message.count, np.frombuffer(message.mean, np.float64), np.frombuffer(message.squares, np.float64)
+        )
+        for message in messages
+    }

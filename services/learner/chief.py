@@ -21,9 +21,11 @@ from services.common.peer import Peer
 from services.common.rpc import Server, Stopped
 from services.common.run_folder import Progress, RunFolder
 from services.common.schema import Schema
-from services.learner.checkpoint import Checkpoint, CheckpointFolder
+from services.learner.batch_dump import BatchDump
+from services.learner.checkpoint import Checkpoint, CheckpointFolder, generator_state
 from services.learner.env_steps import AcknowledgedSteps
 from services.learner.farewell import wait_for_readers
+from services.learner.observation_statistics import ObservationStatistics
 from services.learner.parameter_service import ParameterServicer, Readers, Status
 from services.learner.parameter_store import ParameterStore, VersionReservation
 from services.learner.replay_client import ReplayClient
@@ -32,6 +34,9 @@ from shoal.v1 import experience_pb2, parameters_pb2, parameters_pb2_grpc
 if TYPE_CHECKING:
     from services.agent.algorithm import Learner
     from services.learner.monitor import Monitor
+    from services.learner.nan_guard import NanGuard
+
+STAND_INS = "stand_ins"  # the generator that chooses the items which stand in for overwritten ones
 
 
 def check_device(device: str) -> None:
@@ -72,13 +77,21 @@ class Chief:
         self._lifecycle = lifecycle
         self._log = log
         self._folder = RunFolder(Path(config.run.folder) / run_id)
-        self._checkpoints = CheckpointFolder(self._folder.checkpoints, log)
+        self._checkpoints = CheckpointFolder(
+            self._folder.checkpoints,
+            log,
+            keep=settings.checkpoints_kept,
+            best_updates=lambda: self._servicer.best_updates,
+        )
         self._resumed = self._checkpoints.load_newest()
         if self._resumed is not None and self._resumed.algorithm != config.algorithm.name:
             raise UserError(
                 f"the checkpoint in {str(self._folder.path)!r} was trained by {self._resumed.algorithm}, the run file "
                 f"asks for {config.algorithm.name}: choose another run.name, or set algorithm.name back"
             )
+        self._stand_ins = np.random.default_rng(config.run.seed)
+        if self._resumed is not None and STAND_INS in self._resumed.generators:
+            self._stand_ins.bit_generator.state = self._resumed.generators[STAND_INS]
         self._steps = AcknowledgedSteps(self._resumed.acknowledged if self._resumed else {})
         self._status = Status()
         self._peer = Peer(run_id, experience_pb2.ROLE_LEARNER, "learner")
@@ -93,7 +106,7 @@ class Chief:
             batches_per_sample=settings.batches_per_sample,
             samples_in_flight=settings.samples_in_flight,
             transport=settings.transport,
-            rng=np.random.default_rng(config.run.seed),
+            rng=self._stand_ins,
             newest=lambda: (self._newest_version, self._status.progress.updates),
             lifecycle=lifecycle,
             log=log,
@@ -165,7 +178,16 @@ class Chief:
         from services.learner.checkpointer import Checkpointer
         from services.learner.loop import train
 
+        normalization, settings = self._config.normalization, self._config.learner
+        statistics = ObservationStatistics(
+            learner.normalizer,
+            enabled=normalization.observations,
+            warmup_steps=normalization.warmup_steps,
+            log=self._log,
+        )
+
         def publish() -> None:
+            statistics.take()
             self._store.publish(learner.acting_parameters(), learner.updates)
 
         def take_checkpoint() -> Checkpoint:
@@ -176,9 +198,9 @@ class Chief:
                 history=self._store.history(),
                 acknowledged=self._steps.by_ring(),
                 state=learner.state(),
+                generators={STAND_INS: generator_state(self._stand_ins)},
             )
 
-        settings = self._config.learner
         checkpointer = Checkpointer(
             self._checkpoints,
             take_checkpoint,
@@ -188,13 +210,18 @@ class Chief:
         )
         publish()
         self._folder.save_progress(monitor.progress(learner.updates))
-        self._lifecycle.spawn("env-steps", lambda: self._steps.watch(self._replay, self._lifecycle))
+        self._lifecycle.spawn("env-steps", lambda: self._steps.watch(self._replay, self._lifecycle, statistics))
         self._replay.start(schema)
         self._status.run_state = parameters_pb2.RUN_STATE_TRAINING
         try:
+            if statistics.wait_for_first(
+                self._replay, self._lifecycle, min_steps=self._config.replay.min_size_to_sample
+            ):
+                publish()
             train(
                 learner,
                 self._replay,
+                self._guard(learner),
                 monitor,
                 publish=publish,
                 checkpoint_if_due=checkpointer.save_if_due,
@@ -210,6 +237,22 @@ class Chief:
         checkpointer.finish()
         monitor.show(learner.updates)
         self._folder.save_progress(self._status.progress)
+
+    def _guard(self, learner: Learner) -> NanGuard:
+        from services.learner.nan_guard import NanGuard
+
+        def count(stopped: int) -> None:
+            self._status.non_finite_updates = stopped
+
+        return NanGuard(
+            learner,
+            BatchDump(self._folder.non_finite, self._log),
+            self._metrics,
+            self._log,
+            max_in_row=self._config.learner.max_non_finite_updates,
+            report=self._replay.report,
+            on_stopped=count,
+        )
 
     def say_farewell(self) -> None:
         """Tell actors and evaluator that training is finished, and wait until they know."""
@@ -247,6 +290,8 @@ class Chief:
             seed=config.run.seed,
             device=config.learner.device,
             num_threads=config.learner.torch_threads,
+            normalize_observations=config.normalization.observations,
+            reward_scale=config.normalization.reward_scale,
         )
         if resumed is not None:
             learner.load_state(resumed.state)
