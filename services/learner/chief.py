@@ -241,6 +241,10 @@ class Chief:
     def _guard(self, learner: Learner) -> NanGuard:
         from services.learner.nan_guard import NanGuard
 
+        settings = self._config.learner
+        # Until the replay hears of a sick item, all that is drawn ahead may be of it.
+        drawn_ahead = settings.batches_per_sample * (1 + settings.samples_in_flight)
+
         def count(stopped: int) -> None:
             self._status.non_finite_updates = stopped
 
@@ -249,7 +253,7 @@ class Chief:
             BatchDump(self._folder.non_finite, self._log),
             self._metrics,
             self._log,
-            max_in_row=self._config.learner.max_non_finite_updates,
+            max_in_row=settings.max_non_finite_updates + drawn_ahead,
             report=self._replay.report,
             on_stopped=count,
         )

@@ -64,7 +64,7 @@ class LearnerSection(Section):
     checkpoints_kept: Annotated[Count, Field(ge=1, le=1000)] = 3
     """The last checkpoints, which are kept beside that of the best version."""
     max_non_finite_updates: Annotated[Count, Field(ge=1)] = 10
-    """Updates in a row that may be stopped because they are not finite, before the learner ends."""
+    """Updates in a row that may be stopped because they are not finite, beyond those drawn ahead, before it ends."""
     batches_per_sample: Annotated[Count, Field(ge=1, le=64)] = 4
     """Batches asked for in one Sample call (K)."""
     samples_in_flight: Annotated[Count, Field(ge=1, le=16)] = 2
