@@ -197,7 +197,7 @@ class FakeLearner:
     def acting_parameters(self) -> Dict[str, Any]:
         return {"policy.bias": np.full(1, self.updates, np.float32)}
 
-    def state(self) -> Dict[str, Any]:
+    def state(self, into: Optional[Mapping[str, Any]] = None) -> Dict[str, Any]:
         return {"updates": np.array(self.updates)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:

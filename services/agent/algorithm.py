@@ -10,7 +10,7 @@ Parameters travel as flat dicts `name -> array`; names are `<role>.<layer>.<weig
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Dict, Mapping, Protocol
+from typing import Any, Dict, Mapping, Optional, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -130,8 +130,12 @@ class Learner(Protocol):
     def acting_parameters(self) -> Dict[str, npt.NDArray[np.float32]]:
         """A copy of the set of role `act`: the policy and the online critics."""
 
-    def state(self) -> Dict[str, npt.NDArray[Any]]:
-        """A copy of everything a resume needs: parameters, targets, optimizer moments, RNG, `updates`."""
+    def state(self, into: Optional[Mapping[str, npt.NDArray[Any]]] = None) -> Dict[str, npt.NDArray[Any]]:
+        """A copy of everything a resume needs: parameters, targets, optimizer moments, RNG, `updates`.
+
+        Args:
+            into: what an earlier call returned and nobody needs any more: its arrays are filled again.
+        """
 
     def load_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """The inverse of `state`.

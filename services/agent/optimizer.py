@@ -46,7 +46,11 @@ class FlatParameters:
 
     def to_numpy(self, prefix: str = "") -> Dict[str, npt.NDArray[np.float32]]:
         """A copy, each name behind `prefix`."""
-        flat = self.flat.detach().cpu().numpy().copy()
+        return copied(self.arrays(prefix))
+
+    def arrays(self, prefix: str = "") -> Dict[str, npt.NDArray[np.float32]]:
+        """As `to_numpy`, and where that can be without a copy: what changes with the parameters."""
+        flat = self.flat.detach().cpu().numpy()
         return {prefix + name: flat[part].reshape(self._shapes[name]) for name, part in self._slices.items()}
 
     def load(self, arrays: Mapping[str, npt.NDArray[Any]], prefix: str = "") -> None:
@@ -161,9 +165,9 @@ class TrainedParameters(FlatParameters):
         return report
 
     def state(self) -> Dict[str, npt.NDArray[Any]]:
-        """A copy of the parameters (`online.<name>`) and of Adam's moments and step (`adam.<role>.<name>`)."""
-        moments = {f"adam.{self._role}.{name}": tensor.cpu().numpy().copy() for name, tensor in self._moments.items()}
-        return {**self.to_numpy("online."), **moments}
+        """Parameters (`online.<name>`), Adam's moments and step (`adam.<role>.<name>`); like `arrays`, no copy."""
+        moments = {f"adam.{self._role}.{name}": tensor.cpu().numpy() for name, tensor in self._moments.items()}
+        return {**self.arrays("online."), **moments}
 
     def load_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """The inverse of `state`; other names are ignored, and shapes are the caller's to check."""
@@ -172,6 +176,24 @@ class TrainedParameters(FlatParameters):
         self.load(state, "online.")
         for name, tensor in self._moments.items():
             tensor.copy_(torch.tensor(np.asarray(state[f"adam.{self._role}.{name}"])))
+
+
+def copied(
+    arrays: Mapping[str, npt.NDArray[Any]], into: Optional[Mapping[str, npt.NDArray[Any]]] = None
+) -> Dict[str, npt.NDArray[Any]]:
+    """A copy of each array; those of `into`, of the same name and shape, are filled again.
+
+    Memory that is new to the process costs several times the copy itself: its pages come one by one.
+    """
+    copies: Dict[str, npt.NDArray[Any]] = {}
+    for name, array in arrays.items():
+        known = None if into is None else into.get(name)
+        if known is not None and (known.shape, known.dtype) == (array.shape, array.dtype):
+            np.copyto(known, array)
+            copies[name] = known
+        else:
+            copies[name] = array.copy()
+    return copies
 
 
 def check_finite(gradients: Mapping[str, npt.NDArray[np.float32]]) -> None:

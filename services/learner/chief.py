@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Optional
 
 import numpy as np
 from typing_extensions import Self
@@ -33,6 +33,7 @@ from shoal.v1 import experience_pb2, parameters_pb2, parameters_pb2_grpc
 
 if TYPE_CHECKING:
     from services.agent.algorithm import Learner
+    from services.learner.checkpointer import State
     from services.learner.monitor import Monitor
     from services.learner.nan_guard import NanGuard
 
@@ -190,14 +191,14 @@ class Chief:
             statistics.take()
             self._store.publish(learner.acting_parameters(), learner.updates)
 
-        def take_checkpoint() -> Checkpoint:
+        def take_checkpoint(spare: Optional[State]) -> Checkpoint:
             return Checkpoint(
                 algorithm=self._config.algorithm.name,
                 schema=schema,
                 progress=monitor.progress(learner.updates),
                 history=self._store.history(),
                 acknowledged=self._steps.by_ring(),
-                state=learner.state(),
+                state=learner.state(into=spare),
                 generators={STAND_INS: generator_state(self._stand_ins)},
             )
 

@@ -146,7 +146,7 @@ class NanGuard:
         self._in_row += 1
         if self._in_row >= self._max_in_row:
             raise TooManyNonFiniteUpdates(
-                f"{self._in_row} updates in a row were not finite (learner.max_non_finite_updates and those drawn ahead), the last because "
-                f"{reason}: training has diverged, or the replay holds values that are too large; see non_finite/ in "
-                "the run's folder, and lower the learning rate or normalization.reward_scale"
+                f"{self._in_row} updates in a row were not finite (learner.max_non_finite_updates, and what was drawn "
+                f"ahead), the last because {reason}: training has diverged, or the replay holds values that are too "
+                "large; see non_finite/ in the run's folder, and lower the learning rate or normalization.reward_scale"
             )

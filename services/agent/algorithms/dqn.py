@@ -29,6 +29,7 @@ from services.agent.optimizer import (
     check_finite,
     check_state,
     checked_td_error,
+    copied,
     with_average,
 )
 from services.common.batch import Batch
@@ -262,15 +263,16 @@ class Learner:
         """A copy of the averaged `q.*`, and of `normalizer.*`."""
         return {**self._average.to_numpy(), **self.normalizer.copy()} if self._average_rate else {}
 
-    def state(self) -> Dict[str, npt.NDArray[Any]]:
+    def state(self, into: Optional[Mapping[str, npt.NDArray[Any]]] = None) -> Dict[str, npt.NDArray[Any]]:
         """A copy of parameters, target, average, Adam's moments, statistics and `updates`."""
-        return {
+        arrays = {
             **self._online.state(),
-            **self._target.to_numpy("target."),
-            **(self._average.to_numpy("average.") if self._average_rate else {}),
+            **self._target.arrays("target."),
+            **(self._average.arrays("average.") if self._average_rate else {}),
             **self.normalizer.state(),
             "updates": np.array(self._updates, dtype=np.int64),
         }
+        return copied(arrays, into)
 
     def load_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """The inverse of `state`. An average that was not kept begins at the network, one that is not wanted goes.

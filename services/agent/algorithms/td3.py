@@ -36,6 +36,7 @@ from services.agent.optimizer import (
     check_finite,
     check_state,
     checked_td_error,
+    copied,
     with_average,
 )
 from services.common.batch import Batch
@@ -332,18 +333,19 @@ class Learner:
         """A copy of the averaged `policy.*`, and of `critics.*` and `normalizer.*`."""
         return {**self.acting_parameters(), **self._average.to_numpy()} if self._average_rate else {}
 
-    def state(self) -> Dict[str, npt.NDArray[Any]]:
+    def state(self, into: Optional[Mapping[str, npt.NDArray[Any]]] = None) -> Dict[str, npt.NDArray[Any]]:
         """A copy of parameters, targets, averages, Adam's moments, statistics, the generator and `updates`."""
-        return {
+        arrays = {
             **self._policy.state(),
             **self._critics.state(),
-            **self._target_policy.to_numpy("target."),
-            **self._target_critics.to_numpy("target."),
-            **(self._average.to_numpy("average.") if self._average_rate else {}),
+            **self._target_policy.arrays("target."),
+            **self._target_critics.arrays("target."),
+            **(self._average.arrays("average.") if self._average_rate else {}),
             **self.normalizer.state(),
-            "generator": self._generator.get_state().numpy().copy(),
+            "generator": self._generator.get_state().numpy(),
             "updates": np.array(self._updates, dtype=np.int64),
         }
+        return copied(arrays, into)
 
     def load_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """The inverse of `state`. An average that was not kept begins at the policy, one that is not wanted goes.

@@ -136,6 +136,20 @@ def test_the_averaged_policy_follows_slowly_and_is_resumed(case) -> None:
     _assert_equal(resumed.averaged_parameters(), learner.averaged_parameters())
 
 
+def test_a_state_is_copied_into_the_memory_of_an_earlier_one(case) -> None:
+    make_learner, batch = case
+    learner = make_learner(average_rate=0.1)
+    first = learner.state()
+    held = {name: array.copy() for name, array in first.items()}
+    learner.update(batch(0), ONES)
+    _assert_equal(first, held)  # a copy
+    second = learner.state(into=first)
+    _assert_equal(second, learner.state())
+    assert all(second[name] is first[name] for name in first)
+    assert any((second[name] != held[name]).any() for name in held)
+    _assert_equal(learner.state(into={"updates": np.zeros(3)}), second)  # what does not fit is not used
+
+
 def test_another_networks_learning_parameters_are_refused(case) -> None:
     make_learner, _ = case
     learner = make_learner()
