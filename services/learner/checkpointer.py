@@ -43,7 +43,8 @@ class Checkpointer:
         self._done = threading.Event()
         self._idle = threading.Event()  # nothing is on its way, and `_spare` is the caller's
         self._idle.set()
-        self._spare: Optional[State] = None  # of the last checkpoint that was written
+        # Of the last checkpoint that was written; taken now, for memory that is new to the process is slow to fill.
+        self._spare: State = take(None).state
         self._due_at = clock() + period_s
         self._queue: queue.Queue[Checkpoint] = queue.Queue(maxsize=1)
         self._thread = lifecycle.spawn("checkpointer", self._write_until_stopped)
