@@ -75,7 +75,7 @@ def unseal(file: Path) -> Tuple[Dict[str, npt.NDArray[Any]], Dict[str, Any]]:
 
 def _system_error(error: Exception) -> OSError:
     """The error of the system behind one of the library, which tells its number in words alone."""
-    number = re.search(r"\(os error (\d+)\)", str(error))
+    number = re.search(r"(?:os error |code: )(\d+)", str(error))  # as recent versions of the library say it, and older
     code = int(number[1]) if number else errno.EIO
     return OSError(code, os.strerror(code))
 

@@ -122,9 +122,10 @@ def test_a_disk_that_is_full_is_told_and_nothing_is_left(tmp_path: Path) -> None
         subprocess.run(["umount", str(disk)], check=True)
 
 
-def test_an_error_of_the_system_keeps_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("said", ["I/O error: what (os error 28)", "IoError(Os { code: 28, kind: StorageFull })"])
+def test_an_error_of_the_system_keeps_its_number(said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_args: Any, **_options: Any) -> None:
-        raise safetensors.SafetensorError("Error while serializing: I/O error: what (os error 28)")
+        raise safetensors.SafetensorError(f"Error while serializing: {said}")
 
     monkeypatch.setattr(safetensors.numpy, "save_file", fail)
     with pytest.raises(UserError, match="No space left on device; free some space"):
