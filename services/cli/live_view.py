@@ -156,8 +156,10 @@ def _learning(learner: Optional[LearnerState], inner: int) -> RenderableType:
         (f"{learner.lag_p95_updates:.0f}", "bold"),
         (" updates", DIM),
     )
+    stopped: List[Tuple[str, RenderableType]] = []
     if learner.non_finite_updates:
-        lag.append(f"   {figures.count(learner.non_finite_updates)} not finite", style="bold yellow")
+        count = figures.count(learner.non_finite_updates)
+        stopped.append(("", Text(f"{count} updates not finite", style="bold yellow")))
     if learner.silent_s > SILENCE_SHOWN_S:
         pace = Text(f"no answer for {learner.silent_s:.0f} s", style=BAD)
     return _lines(
@@ -165,6 +167,7 @@ def _learning(learner: Optional[LearnerState], inner: int) -> RenderableType:
             ("updates", _bar(learner.updates, learner.max_updates, f"{done:4.0%}", inner, "yellow")),
             ("", pace),
             ("version", lag),
+            *stopped,
             *_scores(learner, inner - LABEL_WIDTH - 2),
         ]
     )

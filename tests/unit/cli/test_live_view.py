@@ -159,7 +159,7 @@ def test_silence_is_shown():
 def test_updates_that_were_stopped_are_shown():
     assert "not finite" not in "\n".join(drawn(SNAPSHOT))
     stopped = with_learner(non_finite_updates=4)
-    assert "4 not finite" in "\n".join(drawn(stopped))
+    assert "4 updates not finite" in "\n".join(drawn(stopped))
     assert "4 updates stopped: not finite" in status_line(stopped)
     assert "not finite" not in status_line(SNAPSHOT)
 
