@@ -29,6 +29,8 @@ TEXTS: Dict[str, str] = {
     "exploration_noise": "root mean square of executed actions less the policy's, in normalized actions",
     "policy_saturation": "share of the policy's actions on the batch that lie at their bounds",
     "exploration_share": "share of the batch's actions that the network would not choose",
+    "gradient_contributors": "contributors whose gradients made the step",
+    "gradient_cosine": "mean cosine similarity between the gradients of contributors",
     "greedy_entropy": "entropy of the best actions over the batch: 1 all alike often, 0 always the same",
 }
 for _role in ("critic", "policy", "q"):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Callable, Optional, Tuple
+from typing import Callable, Optional, Protocol, Tuple
 
 import numpy as np
 import numpy.typing as npt
 
-from services.agent.algorithm import Learner, NonFiniteUpdate, Update
+from services.agent.algorithm import NonFiniteUpdate, Update
 from services.common.batch import Batch
 from services.common.errors import EXIT_CRASH, UserError
 from services.common.log import Log
@@ -17,6 +17,17 @@ from services.learner.replay_client import DrawnBatch
 
 ABSURD = 1e15  # nothing physical is so large; its square in a loss, summed over a batch, nears the end of float32
 MAX_NAMED = 10  # items in a log line
+
+
+class Updating(Protocol):
+    """What is guarded: a learner, or whatever updates one."""
+
+    @property
+    def updates(self) -> int:
+        """Updates done so far."""
+
+    def update(self, batch: Batch, importance_weights: npt.NDArray[np.float32]) -> Update:
+        """Take one step; raises NonFiniteUpdate."""
 
 
 class TooManyNonFiniteUpdates(UserError):
@@ -46,7 +57,7 @@ class NanGuard:
 
     def __init__(
         self,
-        learner: Learner,
+        learner: Updating,
         dump: BatchDump,
         metrics: Metrics,
         log: Log,

@@ -219,7 +219,8 @@ class Learner:
             self._policy.load_gradient(gradients)
             self._policy.step(rate_scale)
         self._follow()
-        return self._report(self._computed, {}) if reports else {}
+        computed, self._computed = self._computed, None
+        return self._report(computed, {}) if reports else {}
 
     @property
     def _reports(self) -> bool:

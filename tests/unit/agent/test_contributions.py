@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from services.agent.algorithm import NonFiniteUpdate
+from services.agent.health import REPORT_PERIOD
 from services.agent.registry import learner_class
 from services.common.config.algorithms import DqnSettings, Td3Settings
 from services.common.schema import ActionSpec, Schema, TensorSpec
@@ -134,6 +135,27 @@ def test_the_averaged_policy_follows_slowly_and_is_resumed(case) -> None:
     resumed = make_learner(seed=5, average_rate=0.1)
     resumed.load_state(learner.state())
     _assert_equal(resumed.averaged_parameters(), learner.averaged_parameters())
+
+
+def test_applied_gradients_are_reported_on_like_an_update(case) -> None:
+    make_learner, batch = case
+    chief, updating = make_learner(), make_learner()
+    for k in range(2 * REPORT_PERIOD):
+        applied = chief.apply(chief.compute(batch(k), ONES).gradients)
+        updated = updating.update(batch(k), ONES).metrics
+        assert bool(applied) == bool(updated) == ((k + 1) % REPORT_PERIOD == 0)
+    assert set(updated) - set(applied) == {name for name in updated if name.endswith("_loss")}
+    assert set(applied) <= set(updated)
+    # Gradients that came from elsewhere: what is known of no batch is left out.
+    gradients = chief.compute(batch(0), ONES).gradients
+    for _ in range(REPORT_PERIOD - 1):
+        chief.apply(gradients)
+    chief.compute(batch(0), ONES)
+    assert "q_mean" in chief.apply(gradients)
+    for _ in range(REPORT_PERIOD):
+        applied = chief.apply(gradients)
+    assert "q_mean" not in applied
+    assert any(name.endswith("_update_ratio") for name in applied)
 
 
 def test_a_state_is_copied_into_the_memory_of_an_earlier_one(case) -> None:
