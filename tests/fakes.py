@@ -13,6 +13,7 @@ import safetensors.numpy
 
 from services.actor.envs.contract import AutoReset, EnvStep
 from services.agent.algorithm import Decision, Update
+from services.agent.normalizer import Normalizer
 from services.common.batch import Batch
 from services.common.chunk import TERMINATED, TRUNCATED, VALID, Chunk, FinalObservations
 from services.common.codec import decode_batch, encode_chunk, encode_schema
@@ -181,6 +182,7 @@ class FakeLearner:
     def __init__(self, on_update: Callable[[int], None] = lambda _number: None) -> None:
         self.updates = 0
         self.weights: List[Any] = []
+        self.normalizer = Normalizer(SCHEMA, observations=False, reward_scale=1.0)
         self._on_update = on_update
 
     def update(self, batch: Batch, importance_weights: Any) -> Update:
@@ -195,7 +197,7 @@ class FakeLearner:
     def acting_parameters(self) -> Dict[str, Any]:
         return {"policy.bias": np.full(1, self.updates, np.float32)}
 
-    def state(self) -> Dict[str, Any]:
+    def state(self, into: Optional[Mapping[str, Any]] = None) -> Dict[str, Any]:
         return {"updates": np.array(self.updates)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:

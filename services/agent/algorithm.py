@@ -10,11 +10,12 @@ Parameters travel as flat dicts `name -> array`; names are `<role>.<layer>.<weig
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Dict, Mapping, Protocol
+from typing import Any, Dict, Mapping, Optional, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from services.agent.normalizer import Normalizer
 from services.common.batch import Batch
 
 Parameters = Mapping[str, npt.NDArray[np.float32]]
@@ -51,7 +52,7 @@ class Update:
     """The result of one learner update."""
 
     td_error: npt.NDArray[np.float32]  # [N], mean |delta| of the critics, unweighted: the new priorities before + 1e-6
-    # Losses, Q mean and max, gradient norms; empty for most updates, since each report waits for the device.
+    # By the names of `health.TEXTS`; empty for most updates, since each report waits for the device.
     metrics: Dict[str, float] = field(default_factory=dict)
 
 
@@ -74,6 +75,8 @@ class Learner(Protocol):
     A chief by itself calls `update`. Where helpers contribute, each calls `compute` on parameters of the same number of
     updates, and the chief calls `apply` with the mean: an update whose gradients all are of the same parameters.
     """
+
+    normalizer: Normalizer  # what observations and rewards are normalized with; published with each set
 
     @property
     def updates(self) -> int:
@@ -124,8 +127,12 @@ class Learner(Protocol):
     def acting_parameters(self) -> Dict[str, npt.NDArray[np.float32]]:
         """A copy of the set of role `act`: the policy and the online critics."""
 
-    def state(self) -> Dict[str, npt.NDArray[Any]]:
-        """A copy of everything a resume needs: parameters, targets, optimizer moments, RNG, `updates`."""
+    def state(self, into: Optional[Mapping[str, npt.NDArray[Any]]] = None) -> Dict[str, npt.NDArray[Any]]:
+        """A copy of everything a resume needs: parameters, targets, optimizer moments, RNG, `updates`.
+
+        Args:
+            into: what an earlier call returned and nobody needs any more: its arrays are filled again.
+        """
 
     def load_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """The inverse of `state`.

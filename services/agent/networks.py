@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Dict, Mapping, Sequence, Tuple
 import numpy as np
 import numpy.typing as npt
 
+from services.agent.normalizer import normalize
 from services.common.schema import ActionSpec, Schema, SchemaError
 
 if TYPE_CHECKING:
@@ -131,7 +132,8 @@ class ObservationEncoder:
     """Turns a dict of observation tensors into the flat input of policy and critics.
 
     Tensors are flattened and joined in the order of their names. `states`, where there is one, is for critics alone.
-    uint8 tensors (images) are scaled to [0, 1]; all else is cast to float32.
+    uint8 tensors (images) are scaled to [0, 1]; all else is cast to float32, and normalized where the parameters hold
+    statistics of it (`normalizer.py`).
     """
 
     def __init__(self, schema: Schema) -> None:
@@ -146,30 +148,35 @@ class ObservationEncoder:
         self.critic_size: int = sum(sizes.values())
 
     def encode(
-        self, observation: Mapping[str, npt.NDArray[Any]]
+        self, observation: Mapping[str, npt.NDArray[Any]], parameters: Mapping[str, Any]
     ) -> Tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
         """Inputs of policy and critics.
 
         Args:
             observation: name -> [N, ...].
+            parameters: numpy arrays; of these, the statistics of a normalizer.
 
         Returns:
             <float32>[N, policy_size] and <float32>[N, critic_size]; the same array where no tensor is for critics
             alone. They may share memory with `observation`.
         """
-        policy = self._join(observation, self._policy_names)
+        policy = _join(observation, self._policy_names, parameters)
         if self._critic_names == self._policy_names:
             return policy, policy
-        return policy, self._join(observation, self._critic_names)
+        return policy, _join(observation, self._critic_names, parameters)
 
-    def encode_policy(self, observation: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.float32]:
+    def encode_policy(
+        self, observation: Mapping[str, npt.NDArray[Any]], parameters: Mapping[str, Any]
+    ) -> npt.NDArray[np.float32]:
         """Input of the policy alone, <float32>[N, policy_size]."""
-        return self._join(observation, self._policy_names)
+        return _join(observation, self._policy_names, parameters)
 
-    @staticmethod
-    def _join(observation: Mapping[str, npt.NDArray[Any]], names: Tuple[str, ...]) -> npt.NDArray[np.float32]:
-        columns = [_as_rows(observation[name]) for name in names]
-        return columns[0] if len(columns) == 1 else np.concatenate(columns, axis=1)
+
+def _join(
+    observation: Mapping[str, npt.NDArray[Any]], names: Tuple[str, ...], parameters: Mapping[str, Any]
+) -> npt.NDArray[np.float32]:
+    columns = [normalize(parameters, name, _as_rows(observation[name])) for name in names]
+    return columns[0] if len(columns) == 1 else np.concatenate(columns, axis=1)
 
 
 def _as_rows(tensor: npt.NDArray[Any]) -> npt.NDArray[np.float32]:

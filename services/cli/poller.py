@@ -83,6 +83,7 @@ class AnswerReader:
             best_version=info.best_version,
             best_success_rate=info.best_success_rate,
             best_mean_return=info.best_mean_return,
+            non_finite_updates=info.non_finite_updates,
             scores=tuple(self._scores),
         )
 

@@ -35,6 +35,8 @@ CHANGEABLE_KEYS = (
     "learner.listen",
     "learner.max_updates",
     "learner.checkpoint_period_s",
+    "learner.checkpoints_kept",
+    "learner.max_non_finite_updates",
     "learner.transport",
     "learner.torch_threads",
     "learner.wire_dtype",

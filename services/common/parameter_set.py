@@ -15,6 +15,7 @@ from services.common.errors import UserError
 
 # numpy has no bfloat16: its bits travel as uint16, under a name that says so.
 _BFLOAT16 = "bfloat16/"
+STATISTICS_PREFIX = "normalizer."  # of the names of what the policy normalizes observations with
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ def encode_set(parameters: Mapping[str, npt.NDArray[Any]], wire_dtype: WireDtype
     """Serialize a set.
 
     Args:
-        parameters: name -> array; those of <float32> are converted to `wire_dtype`, others travel as they are.
+        parameters: name -> array; those of <float32> are converted to `wire_dtype`, all but statistics of
+            observations; others travel as they are.
         wire_dtype: what they travel in; rounded to nearest, ties to even.
 
     Raises:
@@ -84,7 +86,7 @@ def check_range(parameters: Mapping[str, npt.NDArray[Any]], wire_dtype: WireDtyp
     # What rounds to the largest finite number and not beyond it: 65504 + 16, and (2 - 2^-7 + 2^-8) 2^127.
     bound = 65520.0 if wire_dtype == "float16" else float.fromhex("0x1.ffp127")
     for name, array in parameters.items():
-        if array.dtype != np.float32 or not array.size:
+        if not _is_rounded(name, array) or not array.size:
             continue
         largest = np.max(np.abs(array), where=np.isfinite(array), initial=0.0)
         if largest >= bound:
@@ -95,11 +97,16 @@ def check_range(parameters: Mapping[str, npt.NDArray[Any]], wire_dtype: WireDtyp
             )
 
 
+def _is_rounded(name: str, array: npt.NDArray[Any]) -> bool:
+    """Statistics of observations stay as they are: a deviation may be small, and both ends must use the same."""
+    return array.dtype == np.float32 and not name.startswith(STATISTICS_PREFIX)
+
+
 def _on_the_wire(parameters: Mapping[str, npt.NDArray[Any]], wire_dtype: WireDtype) -> Dict[str, npt.NDArray[Any]]:
     tensors: Dict[str, npt.NDArray[Any]] = {}
     for name, given in parameters.items():
         array = np.asarray(given, order="C")
-        if array.dtype != np.float32 or wire_dtype == "float32":
+        if wire_dtype == "float32" or not _is_rounded(name, array):
             tensors[name] = array
         elif wire_dtype == "float16":
             tensors[name] = array.astype(np.float16)

@@ -56,6 +56,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.versions = path / "versions.json"
         self.tensorboard = path / "tensorboard"
+        self.non_finite = path / "non_finite"
         self.logs = path / "logs"
         self.result = path / "result.json"
         self.learning_curve = path / "learning_curve.png"

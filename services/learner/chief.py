@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Optional
 
 import numpy as np
 from typing_extensions import Self
@@ -22,9 +22,11 @@ from services.common.rpc import Server, Stopped
 from services.common.run_folder import Progress, RunFolder
 from services.common.schema import Schema
 from services.learner.averaged_parameters import AveragedParameters
-from services.learner.checkpoint import Checkpoint, CheckpointFolder
+from services.learner.batch_dump import BatchDump
+from services.learner.checkpoint import Checkpoint, CheckpointFolder, generator_state
 from services.learner.env_steps import AcknowledgedSteps
 from services.learner.farewell import wait_for_readers
+from services.learner.observation_statistics import ObservationStatistics
 from services.learner.parameter_service import ParameterServicer, Status, add_to_server
 from services.learner.parameter_store import ParameterStore
 from services.learner.publisher import Publisher
@@ -36,7 +38,11 @@ from shoal.v1 import experience_pb2, parameters_pb2
 
 if TYPE_CHECKING:
     from services.agent.algorithm import Learner
+    from services.learner.checkpointer import State
     from services.learner.monitor import Monitor
+    from services.learner.nan_guard import NanGuard
+
+STAND_INS = "stand_ins"  # the generator that chooses the items which stand in for overwritten ones
 
 MAX_CALLS = 256  # readers that hear of a version at once are queued, each with a part of a set at most
 
@@ -79,13 +85,21 @@ class Chief:
         self._lifecycle = lifecycle
         self._log = log
         self._folder = RunFolder(Path(config.run.folder) / run_id)
-        self._checkpoints = CheckpointFolder(self._folder.checkpoints, log)
+        self._checkpoints = CheckpointFolder(
+            self._folder.checkpoints,
+            log,
+            keep=settings.checkpoints_kept,
+            best_updates=lambda: self._servicer.best_updates,
+        )
         self._resumed = self._checkpoints.load_newest()
         if self._resumed is not None and self._resumed.algorithm != config.algorithm.name:
             raise UserError(
                 f"the checkpoint in {str(self._folder.path)!r} was trained by {self._resumed.algorithm}, the run file "
                 f"asks for {config.algorithm.name}: choose another run.name, or set algorithm.name back"
             )
+        self._stand_ins = np.random.default_rng(config.run.seed)
+        if self._resumed is not None and STAND_INS in self._resumed.generators:
+            self._stand_ins.bit_generator.state = self._resumed.generators[STAND_INS]
         self._steps = AcknowledgedSteps(self._resumed.acknowledged if self._resumed else {})
         self._status = Status()
         self._peer = Peer(run_id, experience_pb2.ROLE_LEARNER, "learner")
@@ -102,7 +116,7 @@ class Chief:
             batches_per_sample=settings.batches_per_sample,
             samples_in_flight=settings.samples_in_flight,
             transport=settings.transport,
-            rng=np.random.default_rng(config.run.seed),
+            rng=self._stand_ins,
             newest=lambda: (self._newest_version, self._status.progress.updates),
             lifecycle=lifecycle,
             log=log,
@@ -175,25 +189,38 @@ class Chief:
         from services.learner.checkpointer import Checkpointer
         from services.learner.loop import train
 
-        average = AveragedParameters(
-            self._config.learner.average_rate, self._resumed.average if self._resumed else {}, learner.updates
-        )
-        publisher = Publisher(
-            self._store, learner, period=self._config.learner.publish_schedule, average=average, clock=time.monotonic
+        normalization, settings = self._config.normalization, self._config.learner
+        statistics = ObservationStatistics(
+            learner.normalizer,
+            enabled=normalization.observations,
+            warmup_steps=normalization.warmup_steps,
+            log=self._log,
         )
 
-        def take_checkpoint() -> Checkpoint:
+        average = AveragedParameters(
+            settings.average_rate, self._resumed.average if self._resumed else {}, learner.updates
+        )
+        publisher = Publisher(
+            self._store,
+            learner,
+            period=settings.publish_schedule,
+            average=average,
+            statistics=statistics,
+            clock=time.monotonic,
+        )
+
+        def take_checkpoint(spare: Optional[State]) -> Checkpoint:
             return Checkpoint(
                 algorithm=self._config.algorithm.name,
                 schema=schema,
                 progress=monitor.progress(learner.updates),
                 history=self._store.history(),
                 acknowledged=self._steps.by_ring(),
-                state=learner.state(),
+                state=learner.state(into=spare),
+                generators={STAND_INS: generator_state(self._stand_ins)},
                 average=average.state(),
             )
 
-        settings = self._config.learner
         checkpointer = Checkpointer(
             self._checkpoints,
             take_checkpoint,
@@ -203,13 +230,18 @@ class Chief:
         )
         publisher.publish()
         self._folder.save_progress(monitor.progress(learner.updates))
-        self._lifecycle.spawn("env-steps", lambda: self._steps.watch(self._replay, self._lifecycle))
+        self._lifecycle.spawn("env-steps", lambda: self._steps.watch(self._replay, self._lifecycle, statistics))
         self._replay.start(schema)
         self._status.run_state = parameters_pb2.RUN_STATE_TRAINING
         try:
+            if statistics.wait_for_first(
+                self._replay, self._lifecycle, min_steps=self._config.replay.min_size_to_sample
+            ):
+                publisher.publish()
             train(
                 learner,
                 self._replay,
+                self._guard(learner),
                 monitor,
                 publish_if_due=publisher.publish_if_due,
                 checkpoint_if_due=checkpointer.save_if_due,
@@ -224,6 +256,26 @@ class Chief:
         checkpointer.finish()
         monitor.show(learner.updates)
         self._folder.save_progress(self._status.progress)
+
+    def _guard(self, learner: Learner) -> NanGuard:
+        from services.learner.nan_guard import NanGuard
+
+        settings = self._config.learner
+        # Until the replay hears of a sick item, all that is drawn ahead may be of it.
+        drawn_ahead = settings.batches_per_sample * (1 + settings.samples_in_flight)
+
+        def count(stopped: int) -> None:
+            self._status.non_finite_updates = stopped
+
+        return NanGuard(
+            learner,
+            BatchDump(self._folder.non_finite, self._log),
+            self._metrics,
+            self._log,
+            max_in_row=settings.max_non_finite_updates + drawn_ahead,
+            report=self._replay.report,
+            on_stopped=count,
+        )
 
     def say_farewell(self) -> None:
         """Tell actors and evaluator that training is finished, and wait until they know."""
@@ -261,6 +313,8 @@ class Chief:
             seed=config.run.seed,
             device=config.learner.device,
             num_threads=config.learner.torch_threads,
+            normalize_observations=config.normalization.observations,
+            reward_scale=config.normalization.reward_scale,
         )
         if resumed is not None:
             learner.load_state(resumed.state)

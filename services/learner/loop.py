@@ -7,12 +7,14 @@ from typing import Callable
 from services.agent.algorithm import Learner
 from services.learner.importance import importance_weights
 from services.learner.monitor import Monitor
+from services.learner.nan_guard import NanGuard
 from services.learner.replay_client import ReplayClient
 
 
 def train(
     learner: Learner,
     batches: ReplayClient,
+    guard: NanGuard,
     monitor: Monitor,
     *,
     publish_if_due: Callable[[], None],
@@ -24,12 +26,15 @@ def train(
 
     Raises:
         Stopped: the process is to end before that.
+        TooManyNonFiniteUpdates: the training has diverged.
     """
     while learner.updates < max_updates:
         drawn = batches.next()
-        weights = importance_weights(drawn.batch, importance_exponent)
-        update = learner.update(drawn.batch, weights)
-        batches.report(drawn, update.td_error)
-        monitor.after_update(learner.updates, drawn.batch, update)
-        publish_if_due()
+        before = learner.updates
+        update = guard.update(drawn, importance_weights(drawn.batch, importance_exponent))
+        if update is not None:
+            monitor.after_update(learner.updates, drawn.batch, update)
+        # One that was stopped may have moved the critics, and then counts; or nothing, and then is no update.
+        if learner.updates > before:
+            publish_if_due()
         checkpoint_if_due()

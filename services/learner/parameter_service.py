@@ -35,6 +35,7 @@ class Status:
     progress: Progress = field(default_factory=Progress)
     lag_p50: float = 0.0
     lag_p95: float = 0.0
+    non_finite_updates: int = 0  # stopped in this life
 
 
 def add_to_server(servicer: ParameterServicer, server: grpc.Server) -> None:
@@ -231,6 +232,12 @@ class ParameterServicer:
         )
         return parameters_pb2.ReportEvaluationResponse(best=best)
 
+    @property
+    def best_updates(self) -> Optional[int]:
+        """Updates behind the best version; None before the first evaluation."""
+        best = self._best
+        return best.updates if best is not None else None
+
     def _keep(self, evaluation: Evaluation, published: PublishedSet) -> bool:
         """Add to the learning curve, and keep the parameters if they are the best so far."""
         with self._lock:
@@ -260,6 +267,7 @@ class ParameterServicer:
             lag_p95_updates=status.lag_p95,
             training_seconds=status.progress.training_seconds,
             env_steps=status.progress.env_steps,
+            non_finite_updates=status.non_finite_updates,
             success_rate=-1.0,
             best_success_rate=-1.0,
         )

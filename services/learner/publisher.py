@@ -9,7 +9,9 @@ import numpy.typing as npt
 
 from services.agent.algorithm import Learner
 from services.common.config.values import PublishPeriod
+from services.common.parameter_set import STATISTICS_PREFIX
 from services.learner.averaged_parameters import AveragedParameters
+from services.learner.observation_statistics import ObservationStatistics
 from services.learner.parameter_store import ACT, AVERAGE, ParameterStore
 from services.learner.published_set import Role
 
@@ -24,6 +26,7 @@ class Publisher:
         *,
         period: PublishPeriod,
         average: AveragedParameters,
+        statistics: ObservationStatistics,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Publish nothing yet.
@@ -33,12 +36,14 @@ class Publisher:
             learner: where they come from.
             period: between two versions.
             average: of the acting parameters; published beside them unless its rate is 0.
+            statistics: of observations, taken anew for each version until they are frozen.
             clock: monotonic seconds.
         """
         self._store = store
         self._learner = learner
         self._period = period
         self._average = average
+        self._statistics = statistics
         self._clock = clock
         self._published_at = clock()
         self._published_updates = learner.updates
@@ -52,9 +57,11 @@ class Publisher:
     def publish(self) -> None:
         """Publish now."""
         updates = self._learner.updates
+        self._statistics.take()
         parameters = self._learner.acting_parameters()
         sets: Dict[Role, Mapping[str, npt.NDArray[Any]]] = {ACT: parameters}
         if self._average.rate:
-            sets[AVERAGE] = self._average.take_in(parameters, updates)
+            trained = {name: array for name, array in parameters.items() if not name.startswith(STATISTICS_PREFIX)}
+            sets[AVERAGE] = {**parameters, **self._average.take_in(trained, updates)}
         self._store.publish(sets, updates)
         self._published_at, self._published_updates = self._clock(), updates

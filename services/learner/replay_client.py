@@ -115,9 +115,9 @@ class ReplayClient:
             self._lifecycle.stopping.wait(0.2)
         raise Stopped
 
-    def info(self) -> replay_pb2.GetReplayInfoResponse:
+    def info(self, *, with_moments: bool = False) -> replay_pb2.GetReplayInfoResponse:
         """The replay's state; waits for the replay to be there."""
-        request = replay_pb2.GetReplayInfoRequest(peer=self._peer.to_proto())
+        request = replay_pb2.GetReplayInfoRequest(peer=self._peer.to_proto(), with_moments=with_moments)
         return self._caller.call(self._stub.GetInfo, request, timeout_s=INFO_TIMEOUT_S)
 
     def info_once(self) -> replay_pb2.GetReplayInfoResponse:

@@ -12,6 +12,7 @@ from services.common.batch import Batch, DrawnKeys
 from services.common.chunk import TERMINATED, TRUNCATED, VALID, Chunk
 from services.common.schema import Schema
 from services.replay.items import ITEM, LOST, NO_STEP, OPEN, Timeline, build_windows
+from services.replay.observation_moments import ObservationMoments
 from services.replay.priorities import MAX_PRIORITY, MIN_PRIORITY, PriorityOutcome, priority_of
 from services.replay.rate_limiter import Stock
 from services.replay.ring import Allocate, Ring, in_memory
@@ -81,6 +82,7 @@ class ItemStore:
         history: Optional[VersionHistory] = None,
         allocate: Allocate = in_memory,
         guards: Optional[npt.NDArray[np.int64]] = None,
+        with_moments: bool = False,
     ) -> None:
         if n_step < 1:
             raise ValueError(f"n_step is {n_step}; it must be at least 1")
@@ -91,6 +93,7 @@ class ItemStore:
         self.ring = Ring(capacity, schema, allocate, guards)
         self.sampler = Sampler(self.ring, sampling, history or VersionHistory())
         self.counters = StepCounters()
+        self.moments = ObservationMoments(self.ring) if with_moments else None
 
     @property
     def num_items(self) -> int:
@@ -137,6 +140,8 @@ class ItemStore:
         open_keys = self._settle(timeline, evicted)
         record(first_key)
         self.ring.commit()
+        if self.moments is not None:
+            self.moments.add(chunk)
         return open_keys
 
     def close(self, lane_open_keys: Keys) -> None:
@@ -306,6 +311,8 @@ class ItemStore:
             ring.bootstrap_key[fresh],
         )
         self.sampler.rebuild()
+        if self.moments is not None:
+            self.moments.recount()
 
     def draw(self, rng: np.random.Generator, num_batches: int, batch_size: int) -> DrawnKeys:
         """Draw num_batches x batch_size items by the sampler, batch after batch.

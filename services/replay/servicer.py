@@ -20,6 +20,7 @@ from services.common.codec import (
 )
 from services.common.errors import UserError
 from services.common.log import Log
+from services.common.moments import encode_moments
 from services.common.peer import objection
 from services.common.ring_layout import NONCE_FILE
 from services.common.rpc import refuse
@@ -164,6 +165,8 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         if table is not None:
             response.schema.CopyFrom(encode_schema(table.schema))
             fill_info(response, table)
+            if request.with_moments:
+                response.moments.extend(encode_moments(table.moments()))
             response.table_id, response.ring_id = table.table_id, table.ring_id
             if table.folder is not None:
                 response.mapped_folder = str(table.folder.path.resolve())

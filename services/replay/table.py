@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from services.common.chunk import Chunk
 from services.common.errors import UserError
+from services.common.moments import Moments
 from services.common.schema import Schema
 from services.replay.admission import ActorRecord, Admission, InsertStatus, LaneGroup
 from services.replay.inspection import InspectOrder, describe_item, find_items, histograms
@@ -116,6 +117,7 @@ class Table:
             history=self._history,
             allocate=folder.allocate if folder else in_memory,
             guards=folder.guards if folder else None,
+            with_moments=settings.with_moments,
         )
         self._limiter = make_limiter(settings)
         self._admission = Admission(settings.n_step)
@@ -412,6 +414,12 @@ class Table:
                 ChunkCounts(dict(self._updates), dict(self._refused_chunks), self._clamped_priorities),
                 self._clock(),
             )
+
+    def moments(self) -> Dict[str, Moments]:
+        """Moments of observations by tensor; empty where they are not kept."""
+        with self._condition:
+            kept = self.store.moments
+            return dict(kept.by_tensor) if kept is not None else {}
 
     def inspect(self, order: InspectOrder, max_items: int, actor: str = "") -> List[InspectedItem]:
         """The first `max_items` items in `order`, of one actor unless `actor` is empty."""

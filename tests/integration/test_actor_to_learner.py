@@ -10,6 +10,7 @@ from typing import Any, Callable, Dict, List
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from services.actor.__main__ import run as run_actor
 from services.actor.chunk_sender import ChunkSender
@@ -258,6 +259,87 @@ def test_a_chief_whose_checkpointer_fails_ends_with_its_sentence(run: Run, monke
     monkeypatch.setattr(CheckpointFolder, "save", fail)
     with pytest.raises(UserError, match="the disk is full"):
         run.train(**{"learner.max_updates": 10**6})
+
+
+def test_statistics_of_observations_are_frozen_into_each_version_and_stay_so(run: Run) -> None:
+    settings = replace(table_settings(run.config, 2000), with_moments=True)
+    run.servicer._make_table = lambda schema: Table(settings, schema, clock=time.monotonic)
+    run.fill()
+    changes = {"normalization.observations": True, "normalization.warmup_steps": 100}
+    first = run.train(**changes)
+    rows = make_chunk(64, 2).observation["policy"].reshape(-1, 2)
+    np.testing.assert_allclose(first.state["normalizer.policy.mean"], rows.mean(axis=0), rtol=1e-6)
+    np.testing.assert_allclose(first.state["normalizer.policy.std"], rows.std(axis=0), rtol=1e-6)
+    assert first.state["normalizer.steps"] == 128
+    assert "normalizer.camera.mean" not in first.state
+    # A version that changes nothing before there are any, one with them before the first update, one each period.
+    assert [(r.version, r.updates) for r in first.history[:3]] == [(1, 0), (2, 0), (3, 10)]
+    assert "statistics of observations are frozen" in run.log.events("info")
+    _table(run.servicer).insert("actor-0", 1, make_chunk(64, 2, sequence=1, first_step=64, seed=3), max_wait_s=0)
+    second = run.train(**changes, **{"learner.max_updates": 70})
+    for name in ("normalizer.policy.mean", "normalizer.policy.std", "normalizer.steps"):
+        assert second.state[name].tobytes() == first.state[name].tobytes()
+
+
+def test_a_replay_without_moments_is_told(run: Run) -> None:
+    run.fill()
+    with pytest.raises(UserError, match="the replay keeps no moments of observations"):
+        run.train(**{"normalization.observations": True})
+
+
+def test_a_value_that_is_too_large_is_kept_out_and_training_goes_on(run: Run) -> None:
+    from services.learner.batch_dump import load_stopped_batch
+
+    run.servicer._table = run.servicer._make_table(SCHEMA)
+    chunk = make_chunk(64, 2)
+    chunk.reward[10, 1] = 1e38  # finite, so that it is no case for the quarantine; its square is not
+    _table(run.servicer).insert("actor-0", 1, chunk, max_wait_s=0)
+    checkpoint = run.train()
+    assert checkpoint.progress.updates == 50
+    assert all(np.isfinite(array).all() for array in checkpoint.state.values())
+    files = sorted((run.tmp_path / RUN_ID / "non_finite").iterdir())
+    stopped = load_stopped_batch(files[0])
+    assert np.abs(stopped.batch.n_step_return[stopped.suspects]).min() > 1e37
+    warned = [values for level, event, values in run.log.lines if level == "warning" and "not finite" in event]
+    assert warned
+    keys = {key for values in warned for key in values["keys"]}
+    table = _table(run.servicer)
+    assert keys <= {2 * t + 1 for t in (8, 9, 10)}  # the three steps whose window holds it
+    for key in keys:
+        item = table.item(key)
+        assert item is not None
+        assert item.priority < 1e-5
+
+
+def test_a_run_of_an_earlier_shoal_is_resumed(run: Run) -> None:
+    """Its checkpoint has no generators of numpy, no statistics and no average."""
+    from services.common.sealed import seal, unseal
+
+    run.fill()
+    run.train()
+    newest = sorted((run.tmp_path / RUN_ID / "checkpoints").iterdir())[-1]
+    state, facts = unseal(newest)
+    assert set(facts) == {"algorithm", "schema", "progress", "history", "acknowledged", "generators"}
+    del facts["generators"]
+    newest.write_bytes(seal(state, facts))
+    resumed = run.train(**{"learner.max_updates": 60})
+    assert resumed.progress.updates == 60
+    assert set(resumed.state) == set(state)
+
+
+def test_the_checkpoint_of_the_best_version_is_kept(run: Run) -> None:
+    from services.common.run_folder import Evaluation, RunFolder
+
+    run.fill()
+    run.train()
+    folder = RunFolder(run.tmp_path / RUN_ID)
+    folder.save_best(safetensors.numpy.save({"a": np.zeros(1)}), Evaluation(6, 50, 10, 1.0, 1.0, 5.0))
+    for updates in (55, 60, 65, 70):
+        run.train(**{"learner.max_updates": updates, "learner.checkpoints_kept": 2})
+    kept = [int(file.stem) for file in sorted(folder.checkpoints.iterdir())]
+    assert kept[0] == 50
+    assert kept[-1] == 70
+    assert len(kept) == 3
 
 
 def test_another_algorithm_or_environment_is_refused(run: Run) -> None:

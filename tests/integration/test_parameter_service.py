@@ -231,6 +231,9 @@ def test_info_tells_progress_and_who_runs_what(chief: Chief) -> None:
     assert (info.run_id, info.version, info.updates, info.max_updates) == (RUN_ID, 2, 50, 100)
     assert info.waiting_for == "waiting for the replay"
     assert (info.training_seconds, info.env_steps) == (12.5, 4000)
+    assert info.non_finite_updates == 0
+    chief.status.non_finite_updates = 3
+    assert chief.info().non_finite_updates == 3
     assert (info.success_rate, info.best_success_rate) == (-1.0, -1.0)
     (reader,) = info.readers
     assert (reader.name, reader.version, reader.digest) == ("a", 1, "d1")

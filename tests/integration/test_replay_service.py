@@ -11,6 +11,7 @@ import pytest
 
 from services.common.chunk import TERMINATED, TRUNCATED, VALID, Chunk
 from services.common.codec import decode_batch, decode_schema, decode_tensor, encode_chunk, encode_schema
+from services.common.moments import decode_moments
 from services.common.peer import Peer
 from services.common.rpc import Refused, Unavailable, call_once, connect
 from services.common.schema import ActionSpec, Schema, TensorSpec
@@ -339,3 +340,18 @@ def test_a_snapshot_is_refused_with_the_reason(replay: Replay) -> None:
     replay.insert(make_chunk())
     with pytest.raises(Refused, match=r"takes no snapshots: set replay\.data_dir"):
         call_once(replay.stub.Snapshot, request, timeout_s=5)
+
+
+def test_moments_come_if_they_are_asked_for(start: Any) -> None:
+    replay = start(with_moments=True)
+    chunk = make_chunk()
+    replay.insert(chunk)
+    request = replay_pb2.GetReplayInfoRequest(peer=replay.learner.to_proto())
+    assert not call_once(replay.stub.GetInfo, request, timeout_s=10).moments
+    request.with_moments = True
+    moments = decode_moments(call_once(replay.stub.GetInfo, request, timeout_s=10).moments)
+    assert set(moments) == {"policy"}  # no camera
+    rows = chunk.observation["policy"].reshape(-1, 2)
+    assert moments["policy"].count == len(rows)
+    np.testing.assert_allclose(moments["policy"].mean, rows.mean(axis=0), rtol=1e-6)
+    np.testing.assert_allclose(moments["policy"].deviation(), rows.std(axis=0), rtol=1e-6)

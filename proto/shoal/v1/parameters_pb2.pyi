@@ -360,6 +360,7 @@ class GetLearnerInfoResponse(google.protobuf.message.Message):
     MEAN_RETURN_FIELD_NUMBER: builtins.int
     TRAINING_SECONDS_FIELD_NUMBER: builtins.int
     ENV_STEPS_FIELD_NUMBER: builtins.int
+    NON_FINITE_UPDATES_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     chief_incarnation: builtins.int
     run_state: global___RunState.ValueType
@@ -383,6 +384,8 @@ class GetLearnerInfoResponse(google.protobuf.message.Message):
     """since the first update, over all lives of the chief"""
     env_steps: builtins.int
     """acknowledged by the replay over all its lives"""
+    non_finite_updates: builtins.int
+    """that were stopped in this life of the chief"""
     @property
     def readers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ParameterReader]: ...
     def __init__(
@@ -406,7 +409,8 @@ class GetLearnerInfoResponse(google.protobuf.message.Message):
         mean_return: builtins.float = ...,
         training_seconds: builtins.float = ...,
         env_steps: builtins.int = ...,
+        non_finite_updates: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["best_mean_return", b"best_mean_return", "best_success_rate", b"best_success_rate", "best_version", b"best_version", "chief_incarnation", b"chief_incarnation", "env_steps", b"env_steps", "evaluated_version", b"evaluated_version", "lag_p50_updates", b"lag_p50_updates", "lag_p95_updates", b"lag_p95_updates", "max_updates", b"max_updates", "mean_return", b"mean_return", "readers", b"readers", "run_id", b"run_id", "run_state", b"run_state", "success_rate", b"success_rate", "training_seconds", b"training_seconds", "updates", b"updates", "version", b"version", "waiting_for", b"waiting_for"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["best_mean_return", b"best_mean_return", "best_success_rate", b"best_success_rate", "best_version", b"best_version", "chief_incarnation", b"chief_incarnation", "env_steps", b"env_steps", "evaluated_version", b"evaluated_version", "lag_p50_updates", b"lag_p50_updates", "lag_p95_updates", b"lag_p95_updates", "max_updates", b"max_updates", "mean_return", b"mean_return", "non_finite_updates", b"non_finite_updates", "readers", b"readers", "run_id", b"run_id", "run_state", b"run_state", "success_rate", b"success_rate", "training_seconds", b"training_seconds", "updates", b"updates", "version", b"version", "waiting_for", b"waiting_for"]) -> None: ...
 
 global___GetLearnerInfoResponse = GetLearnerInfoResponse

@@ -455,17 +455,52 @@ class GetReplayInfoRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     PEER_FIELD_NUMBER: builtins.int
+    WITH_MOMENTS_FIELD_NUMBER: builtins.int
+    with_moments: builtins.bool
+    """whether `moments` is wanted too"""
     @property
     def peer(self) -> shoal.v1.experience_pb2.Peer: ...
     def __init__(
         self,
         *,
         peer: shoal.v1.experience_pb2.Peer | None = ...,
+        with_moments: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["peer", b"peer"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["peer", b"peer"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["peer", b"peer", "with_moments", b"with_moments"]) -> None: ...
 
 global___GetReplayInfoRequest = GetReplayInfoRequest
+
+@typing.final
+class ObservationMoments(google.protobuf.message.Message):
+    """Moments of one observation tensor, element by element, over the valid steps that the replay saw: all since the ring
+    was made, or since the replay's last start, which counts what is resident anew.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    COUNT_FIELD_NUMBER: builtins.int
+    MEAN_FIELD_NUMBER: builtins.int
+    SQUARES_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    count: builtins.int
+    """steps"""
+    mean: builtins.bytes
+    """float64[size]"""
+    squares: builtins.bytes
+    """float64[size], sum over the steps of (value - mean)^2"""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        count: builtins.int = ...,
+        mean: builtins.bytes = ...,
+        squares: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["count", b"count", "mean", b"mean", "name", b"name", "squares", b"squares"]) -> None: ...
+
+global___ObservationMoments = ObservationMoments
 
 @typing.final
 class StepCounters(google.protobuf.message.Message):
@@ -631,6 +666,7 @@ class GetReplayInfoResponse(google.protobuf.message.Message):
     NONCE_FILE_FIELD_NUMBER: builtins.int
     TABLE_ID_FIELD_NUMBER: builtins.int
     RING_ID_FIELD_NUMBER: builtins.int
+    MOMENTS_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     replay_incarnation: builtins.int
     capacity_rows: builtins.int
@@ -660,6 +696,10 @@ class GetReplayInfoResponse(google.protobuf.message.Message):
     def waiters(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Waiter]: ...
     @property
     def actors(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ActorInfo]: ...
+    @property
+    def moments(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ObservationMoments]:
+        """Of each tensor that is normalized, if they were asked for; empty where normalization.observations is off."""
+
     def __init__(
         self,
         *,
@@ -680,9 +720,10 @@ class GetReplayInfoResponse(google.protobuf.message.Message):
         nonce_file: builtins.str = ...,
         table_id: builtins.int = ...,
         ring_id: builtins.int = ...,
+        moments: collections.abc.Iterable[global___ObservationMoments] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["limiter", b"limiter", "schema", b"schema", "steps", b"steps"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["actors", b"actors", "capacity_rows", b"capacity_rows", "discount", b"discount", "limiter", b"limiter", "mapped_folder", b"mapped_folder", "n_step", b"n_step", "newest_version", b"newest_version", "nonce_file", b"nonce_file", "num_items", b"num_items", "replay_incarnation", b"replay_incarnation", "ring_id", b"ring_id", "rows", b"rows", "run_id", b"run_id", "schema", b"schema", "steps", b"steps", "table_id", b"table_id", "waiters", b"waiters"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["actors", b"actors", "capacity_rows", b"capacity_rows", "discount", b"discount", "limiter", b"limiter", "mapped_folder", b"mapped_folder", "moments", b"moments", "n_step", b"n_step", "newest_version", b"newest_version", "nonce_file", b"nonce_file", "num_items", b"num_items", "replay_incarnation", b"replay_incarnation", "ring_id", b"ring_id", "rows", b"rows", "run_id", b"run_id", "schema", b"schema", "steps", b"steps", "table_id", b"table_id", "waiters", b"waiters"]) -> None: ...
 
 global___GetReplayInfoResponse = GetReplayInfoResponse
 

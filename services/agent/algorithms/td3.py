@@ -6,17 +6,21 @@ For an n-step transition (s, a, R, discount, s') and normalized actions:
     delta_j = Q_j(s, a) - y
     critics minimize sum_j mean_i w_i delta_j^2
     policy  maximizes mean_i Q_1(s, pi(s)), at every policy_period-th update
+
+where s and s' are normalized and R is times reward_scale (`normalizer.py`). The TD error, and the critics' values that
+a policy returns, are over reward_scale again: in the rewards of the environment.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Dict, Mapping, NamedTuple, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Mapping, NamedTuple, Optional, Tuple
 
 import numpy as np
 import numpy.typing as npt
 
 from services.agent.algorithm import Contribution, Decision, Observation, Parameters, Update
 from services.agent.exploration import add_noise, ladder_quantiles, noise_ladder
+from services.agent.health import REPORT_PERIOD, Probe
 from services.agent.networks import (
     ActionScaling,
     ObservationEncoder,
@@ -25,7 +29,15 @@ from services.agent.networks import (
     squashed_policy,
     to_tensor,
 )
-from services.agent.optimizer import FlatParameters, TrainedParameters, check_finite, check_state, checked_td_error
+from services.agent.normalizer import Normalizer, reward_scale
+from services.agent.optimizer import (
+    FlatParameters,
+    TrainedParameters,
+    check_finite,
+    check_state,
+    checked_td_error,
+    copied,
+)
 from services.common.batch import Batch
 from services.common.config.algorithms import Td3Settings
 from services.common.schema import ActionSpec, Schema, SchemaError
@@ -33,7 +45,7 @@ from services.common.schema import ActionSpec, Schema, SchemaError
 if TYPE_CHECKING:
     import torch
 
-METRICS_PERIOD = 50  # updates; each report waits for the device
+SATURATED = 0.99  # of a normalized action: beyond it, the policy's tanh has hardly any slope
 
 
 def check_action(action: ActionSpec) -> None:
@@ -62,7 +74,7 @@ class Policy:
 
     def act(self, parameters: Parameters, observation: Observation, rng: np.random.Generator) -> Decision:
         """Explore, and value what was done with the online critics."""
-        policy_input, critic_input = self._encoder.encode(observation)
+        policy_input, critic_input = self._encoder.encode(observation, parameters)
         greedy = squashed_policy(parameters, "policy", policy_input)
         action = self._scaling.denormalize(add_noise(greedy, self._stddev, rng))
         # Both questions to the critics in one pass: what was executed, and what the policy would do.
@@ -72,19 +84,21 @@ class Policy:
             np.concatenate([critic_input, critic_input]),
             np.concatenate([self._scaling.normalize(action), greedy]),
         )
+        values /= reward_scale(parameters)
         num_lanes = len(action)
         return Decision(action, q_taken=values[:, :num_lanes].mean(axis=0), value=values[:, num_lanes:].min(axis=0))
 
     def act_greedily(self, parameters: Parameters, observation: Observation) -> npt.NDArray[np.float32]:
         """Actions <float32>[B, A] of the policy network, without noise."""
-        policy_input = self._encoder.encode_policy(observation)
+        policy_input = self._encoder.encode_policy(observation, parameters)
         return self._scaling.denormalize(squashed_policy(parameters, "policy", policy_input))
 
     def value(self, parameters: Parameters, observation: Observation) -> npt.NDArray[np.float32]:
         """min_j Q_j(s, pi(s)), <float32>[B]."""
-        policy_input, critic_input = self._encoder.encode(observation)
+        policy_input, critic_input = self._encoder.encode(observation, parameters)
         greedy = squashed_policy(parameters, "policy", policy_input)
         values: npt.NDArray[np.float32] = critic_values(parameters, "critics", critic_input, greedy).min(axis=0)
+        values /= reward_scale(parameters)
         return values
 
     def exploration(self) -> npt.NDArray[np.float32]:
@@ -100,10 +114,7 @@ class _CriticLoss(NamedTuple):
     delta: torch.Tensor  # [2, N]
     policy_input: torch.Tensor  # [N, policy_size]
     critic_input: torch.Tensor  # [N, critic_size]
-
-    def td_error(self) -> npt.NDArray[np.float32]:
-        """Mean |delta| of the critics, <float32>[N]; raises NonFiniteUpdate."""
-        return checked_td_error(self.delta.detach().abs().mean(dim=0))
+    action: torch.Tensor  # [N, A] executed, normalized
 
 
 class Learner:
@@ -117,6 +128,8 @@ class Learner:
         seed: int,
         device: str = "cpu",
         num_threads: int = 1,
+        normalize_observations: bool = False,
+        reward_scale: float = 1.0,
     ) -> None:
         import torch
 
@@ -151,6 +164,9 @@ class Learner:
         self._target_critics = FlatParameters(critics, device)
         self._generator = torch.Generator(device=device)
         self._generator.manual_seed(seed)
+        self.normalizer = Normalizer(schema, observations=normalize_observations, reward_scale=reward_scale)
+        self._probe = Probe()
+        self._computed: Optional[_CriticLoss] = None  # at the last `compute` of an update that reports
         self._updates = 0
 
     @property
@@ -159,53 +175,53 @@ class Learner:
 
     def update(self, batch: Batch, importance_weights: npt.NDArray[np.float32]) -> Update:
         """Take one critic step, and at every `policy_period`-th update a policy step behind it."""
-        before = self._critics.flat.clone() if self._reports else None
+        reports = self._reports
         critic = self._critic_loss(batch, importance_weights)
-        td_error = critic.td_error()
-        scalars = {"critic_gradient_norm": self._critics.minimize(critic.loss)}
+        td_error = self._td_error(critic)
+        self._critics.minimize(critic.loss)
         is_due = self._is_policy_due
         self._updates += 1
-        if is_due:
-            policy_loss = self._policy_loss(critic)
-            scalars["policy_gradient_norm"] = self._policy.minimize(policy_loss)
-            scalars["policy_loss"] = policy_loss
-        self._follow()
-        if before is None:
-            return Update(td_error)
-        scalars["critic_loss"] = critic.loss
-        scalars["q_mean"], scalars["q_max"] = critic.q_values.mean(), critic.q_values.max()
-        return Update(td_error, self._metrics(scalars, before))
+        losses = {"critic_loss": critic.loss}
+        try:
+            if is_due:
+                losses["policy_loss"] = self._policy_loss(critic)
+                self._policy.minimize(losses["policy_loss"])
+        finally:  # a policy step that is stopped leaves a critic step that was taken
+            self._follow()
+        return Update(td_error, self._report(critic, losses) if reports else {})
 
     def compute(self, batch: Batch, importance_weights: npt.NDArray[np.float32]) -> Contribution:
         """Gradients of critics and, where a policy step is due, policy: both of the present parameters."""
         critic = self._critic_loss(batch, importance_weights)
-        td_error = critic.td_error()
+        td_error = self._td_error(critic)
         self._critics.backward(critic.loss)
         gradients = self._critics.gradient_to_numpy()
         if self._is_policy_due:
             self._policy.backward(self._policy_loss(critic))
             gradients.update(self._policy.gradient_to_numpy())
         check_finite(gradients)
+        self._computed = critic if self._reports else None
         return Contribution(gradients, td_error)
 
     def apply(self, gradients: Mapping[str, npt.NDArray[np.float32]], rate_scale: float = 1.0) -> Dict[str, float]:
         """Take a critic step, and a policy step if one is due and its gradients are there."""
         check_finite(gradients)
-        before = self._critics.flat.clone() if self._reports else None
+        reports = self._reports
         self._critics.load_gradient(gradients)
-        scalars = {"critic_gradient_norm": self._critics.step(rate_scale)}
+        self._critics.step(rate_scale)
         is_due = self._is_policy_due
         self._updates += 1
         if is_due and any(name.startswith("policy.") for name in gradients):
             self._policy.load_gradient(gradients)
-            scalars["policy_gradient_norm"] = self._policy.step(rate_scale)
+            self._policy.step(rate_scale)
         self._follow()
-        return {} if before is None else self._metrics(scalars, before)
+        computed, self._computed = self._computed, None
+        return self._report(computed, {}) if reports else {}
 
     @property
     def _reports(self) -> bool:
         """Whether the coming update has metrics."""
-        return (self._updates + 1) % METRICS_PERIOD == 0
+        return (self._updates + 1) % REPORT_PERIOD == 0
 
     @property
     def _is_policy_due(self) -> bool:
@@ -219,7 +235,12 @@ class Learner:
         q_values = critic_values(self._critics.leaves, "critics", critic_input, action)
         delta = q_values - target
         loss = (delta.square() * to_tensor(importance_weights, self._device)).mean(dim=1).sum()
-        return _CriticLoss(loss, q_values, delta, policy_input, critic_input)
+        return _CriticLoss(loss, q_values, delta, policy_input, critic_input, action)
+
+    def _td_error(self, critic: _CriticLoss) -> npt.NDArray[np.float32]:
+        """Mean |delta| of the critics in the environment's rewards, <float32>[N]; raises NonFiniteUpdate."""
+        magnitude = checked_td_error(critic.delta.detach().abs().mean(dim=0))
+        return magnitude if self.normalizer.reward_scale == 1.0 else magnitude / self.normalizer.reward_scale
 
     def _policy_loss(self, critic: _CriticLoss) -> torch.Tensor:
         actions = squashed_policy(self._policy.leaves, "policy", critic.policy_input)
@@ -232,13 +253,36 @@ class Learner:
         self._target_critics.flat.lerp_(self._critics.flat, rate)
         self._target_policy.flat.lerp_(self._policy.flat, rate)
 
-    def _metrics(self, scalars: Dict[str, torch.Tensor], before: torch.Tensor) -> Dict[str, float]:
-        scalars["update_ratio"] = (self._critics.flat - before).norm() / before.norm()
-        return {name: scalar.item() for name, scalar in scalars.items()}
+    def _report(self, critic: Optional[_CriticLoss], losses: Dict[str, torch.Tensor]) -> Dict[str, float]:
+        """The metrics of an update, by the names of `health.TEXTS`; those of a batch only where there is one."""
+        scalars = dict(losses)
+        if critic is not None:
+            scalars.update(self._batch_scalars(critic))
+        report = {name: scalar.item() for name, scalar in scalars.items()}
+        for role, trained in (("critic", self._critics), ("policy", self._policy)):
+            report.update({f"{role}_{name}": value for name, value in trained.health().items()})
+        return report
+
+    def _batch_scalars(self, critic: _CriticLoss) -> Dict[str, torch.Tensor]:
+        import torch
+
+        with torch.no_grad():
+            greedy = squashed_policy(self._policy.views, "policy", critic.policy_input)
+            scalars = {
+                "q_mean": critic.q_values.mean(),
+                "q_max": critic.q_values.max(),
+                "exploration_noise": (critic.action - greedy).square().mean().sqrt(),
+                "policy_saturation": (greedy.abs() > SATURATED).float().mean(),
+            }
+            drift = self._probe.drift(
+                (critic.critic_input, critic.action),
+                lambda inputs, action: critic_values(self._critics.views, "critics", inputs, action),
+            )
+        return scalars if drift is None else {**scalars, "q_drift": drift}
 
     def _encode(self, observation: Mapping[str, npt.NDArray[Any]]) -> Tuple[torch.Tensor, torch.Tensor]:
         """Inputs of policy and critics on the device; one tensor for both where they are the same."""
-        policy_input, critic_input = self._encoder.encode(observation)
+        policy_input, critic_input = self._encoder.encode(observation, self.normalizer.parameters)
         policy_tensor = to_tensor(policy_input, self._device)
         if critic_input is policy_input:
             return policy_tensor, policy_tensor
@@ -257,10 +301,12 @@ class Learner:
             smoothed = (action + noise).clamp_(-1.0, 1.0)
             bootstrap = critic_values(self._target_critics.views, "critics", critic_input, smoothed).amin(dim=0)
             n_step_return = to_tensor(batch.n_step_return, self._device)
+            if self.normalizer.reward_scale != 1.0:
+                n_step_return = n_step_return * self.normalizer.reward_scale
             return torch.addcmul(n_step_return, to_tensor(batch.discount, self._device), bootstrap)
 
     def learning_parameters(self) -> Dict[str, npt.NDArray[np.float32]]:
-        """A copy of `policy.*`, `critics.*`, `target.policy.*` and `target.critics.*`."""
+        """A copy of `policy.*`, `critics.*`, `target.policy.*`, `target.critics.*` and `normalizer.*`."""
         targets = {**self._target_policy.to_numpy("target."), **self._target_critics.to_numpy("target.")}
         return {**self.acting_parameters(), **targets}
 
@@ -271,22 +317,25 @@ class Learner:
         self._critics.load(parameters)
         self._target_policy.load(parameters, "target.")
         self._target_critics.load(parameters, "target.")
+        self.normalizer.load(parameters)
         self._updates = updates
 
     def acting_parameters(self) -> Dict[str, npt.NDArray[np.float32]]:
-        """A copy of `policy.*` and `critics.*`."""
-        return {**self._policy.to_numpy(), **self._critics.to_numpy()}
+        """A copy of `policy.*`, `critics.*` and `normalizer.*`."""
+        return {**self._policy.to_numpy(), **self._critics.to_numpy(), **self.normalizer.copy()}
 
-    def state(self) -> Dict[str, npt.NDArray[Any]]:
-        """A copy of parameters, targets, Adam's moments, the generator and `updates`."""
-        return {
+    def state(self, into: Optional[Mapping[str, npt.NDArray[Any]]] = None) -> Dict[str, npt.NDArray[Any]]:
+        """A copy of parameters, targets, Adam's moments, statistics, the generator and `updates`."""
+        arrays = {
             **self._policy.state(),
             **self._critics.state(),
-            **self._target_policy.to_numpy("target."),
-            **self._target_critics.to_numpy("target."),
-            "generator": self._generator.get_state().numpy().copy(),
+            **self._target_policy.arrays("target."),
+            **self._target_critics.arrays("target."),
+            **self.normalizer.state(),
+            "generator": self._generator.get_state().numpy(),
             "updates": np.array(self._updates, dtype=np.int64),
         }
+        return copied(arrays, into)
 
     def load_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """The inverse of `state`.
@@ -299,5 +348,6 @@ class Learner:
         self._critics.load_state(state)
         self._target_policy.load(state, "target.")
         self._target_critics.load(state, "target.")
+        self.normalizer.load_state(state)
         self._generator.set_state(to_tensor(np.array(state["generator"], dtype=np.uint8), "cpu"))
         self._updates = int(state["updates"])

@@ -60,5 +60,5 @@ class DqnSettings(Section):
     """Random-action chance of the ladder's first rung: epsilon = base^(1 + alpha u) at quantile u."""
     epsilon_exponent: float = Field(7.0, ge=0)
     """How steeply epsilon falls along the ladder (alpha)."""
-    max_gradient_norm: float = Field(10.0, gt=0)
+    max_gradient_norm: float = Field(1.0, gt=0)
     """Gradients are clipped to this norm."""

@@ -77,6 +77,10 @@ class LearnerSection(Section):
     """What acting parameters travel in; readers compute in float32."""
     checkpoint_period_s: float = Field(5.0, gt=0)
     """Seconds between two checkpoints."""
+    checkpoints_kept: Annotated[Count, Field(ge=1, le=1000)] = 3
+    """The last checkpoints, which are kept beside that of the best version."""
+    max_non_finite_updates: Annotated[Count, Field(ge=1)] = 10
+    """Updates in a row that may be stopped because they are not finite, beyond those drawn ahead, before it ends."""
     batches_per_sample: Annotated[Count, Field(ge=1, le=64)] = 4
     """Batches asked for in one Sample call (K)."""
     samples_in_flight: Annotated[Count, Field(ge=1, le=16)] = 2
@@ -186,6 +190,17 @@ class AlgorithmSection(Section):
     """`td3` for continuous actions, `dqn` for discrete ones."""
 
 
+class NormalizationSection(Section):
+    """`[normalization]`: what is done to observations and rewards before networks see them."""
+
+    observations: bool = False
+    """Whether observations, but for images, are brought to a mean of 0 and a deviation of 1."""
+    warmup_steps: Annotated[Count, Field(ge=1)] = 10_000
+    """Steps whose statistics are used; once there are as many they are frozen."""
+    reward_scale: float = Field(1.0, gt=0, le=1e6)
+    """Constant that the learner multiplies rewards with."""
+
+
 class RunConfig(Section):
     """The whole run file."""
 
@@ -199,6 +214,7 @@ class RunConfig(Section):
     actor: ActorSection = Field(default_factory=ActorSection)
     evaluator: EvaluatorSection = Field(default_factory=EvaluatorSection)
     report: ReportSection = Field(default_factory=ReportSection)
+    normalization: NormalizationSection = Field(default_factory=NormalizationSection)
     log: LogSection = Field(default_factory=LogSection)
     metrics: MetricsSection = Field(default_factory=MetricsSection)
     security: SecuritySection = Field(default_factory=SecuritySection)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from services.agent.algorithm import NonFiniteUpdate
+from services.agent.health import REPORT_PERIOD
 from services.agent.registry import learner_class
 from services.common.config.algorithms import DqnSettings, Td3Settings
 from services.common.schema import ActionSpec, Schema, TensorSpec
@@ -117,6 +118,41 @@ def test_the_rate_is_scaled_for_one_step(case) -> None:
         ]
     np.testing.assert_allclose(steps[0.25][0], 0.25 * steps[1.0][0], atol=2e-7)
     assert np.linalg.norm(steps[0.25][1]) > 0.5 * np.linalg.norm(steps[1.0][1])
+
+
+def test_applied_gradients_are_reported_on_like_an_update(case) -> None:
+    make_learner, batch = case
+    chief, updating = make_learner(), make_learner()
+    for k in range(2 * REPORT_PERIOD):
+        applied = chief.apply(chief.compute(batch(k), ONES).gradients)
+        updated = updating.update(batch(k), ONES).metrics
+        assert bool(applied) == bool(updated) == ((k + 1) % REPORT_PERIOD == 0)
+    assert set(updated) - set(applied) == {name for name in updated if name.endswith("_loss")}
+    assert set(applied) <= set(updated)
+    # Gradients that came from elsewhere: what is known of no batch is left out.
+    gradients = chief.compute(batch(0), ONES).gradients
+    for _ in range(REPORT_PERIOD - 1):
+        chief.apply(gradients)
+    chief.compute(batch(0), ONES)
+    assert "q_mean" in chief.apply(gradients)
+    for _ in range(REPORT_PERIOD):
+        applied = chief.apply(gradients)
+    assert "q_mean" not in applied
+    assert any(name.endswith("_update_ratio") for name in applied)
+
+
+def test_a_state_is_copied_into_the_memory_of_an_earlier_one(case) -> None:
+    make_learner, batch = case
+    learner = make_learner()
+    first = learner.state()
+    held = {name: array.copy() for name, array in first.items()}
+    learner.update(batch(0), ONES)
+    _assert_equal(first, held)  # a copy
+    second = learner.state(into=first)
+    _assert_equal(second, learner.state())
+    assert all(second[name] is first[name] for name in first)
+    assert any((second[name] != held[name]).any() for name in held)
+    _assert_equal(learner.state(into={"updates": np.zeros(3)}), second)  # what does not fit is not used
 
 
 def test_another_networks_learning_parameters_are_refused(case) -> None:

@@ -39,6 +39,7 @@ def learner_info(updates=100, version=5, success=0.5, evaluated=4, chief=1):
         version=version,
         updates=updates,
         max_updates=800,
+        non_finite_updates=3,
         evaluated_version=evaluated,
         success_rate=success,
         mean_return=-2.5,
@@ -62,6 +63,7 @@ def test_rates_come_from_two_answers():
     learner = reader.learner(learner_info(300), 12.0)
     assert learner.updates_per_s == pytest.approx(100)
     assert learner.eta_s == pytest.approx(5)
+    assert learner.non_finite_updates == 3
 
 
 def test_what_a_resumed_learner_takes_over_is_no_progress():

@@ -1,16 +1,21 @@
 from __future__ import annotations
 
-from typing import Any, List, Tuple
+from pathlib import Path
+from typing import Any, Dict, List, Tuple
 
 import numpy as np
 import pytest
 
+from services.agent.algorithm import NonFiniteUpdate, Update
 from services.common.batch import Batch
+from services.common.metrics import Metrics
 from services.common.rpc import Stopped
+from services.learner.batch_dump import BatchDump
 from services.learner.importance import importance_weights
 from services.learner.loop import train
+from services.learner.nan_guard import NanGuard, TooManyNonFiniteUpdates
 from services.learner.replay_client import DrawnBatch
-from tests.fakes import FakeLearner
+from tests.fakes import FakeLearner, FakeLog
 
 
 class Batches:
@@ -59,6 +64,15 @@ class Monitor:
 
 def _train(learner: FakeLearner, batches: Batches, **changes: Any) -> Tuple[Monitor, List[str]]:
     monitor = Monitor()
+    guard = NanGuard(
+        learner,  # type: ignore[arg-type]
+        BatchDump(Path("/dev/null/no folder"), FakeLog()),  # type: ignore[arg-type]
+        Metrics("learner", "run-a"),
+        FakeLog(),  # type: ignore[arg-type]
+        max_in_row=3,
+        report=batches.report,
+        on_stopped=lambda _count: None,
+    )
     events: Any = []
     arguments: Any = {
         "publish_if_due": lambda: events.append(f"publish {learner.updates}"),
@@ -67,7 +81,7 @@ def _train(learner: FakeLearner, batches: Batches, **changes: Any) -> Tuple[Moni
         "importance_exponent": 0.4,
         **changes,
     }
-    train(learner, batches, monitor, **arguments)  # type: ignore[arg-type]
+    train(learner, batches, guard, monitor, **arguments)  # type: ignore[arg-type]
     return monitor, events
 
 
@@ -106,3 +120,47 @@ def test_a_stop_ends_it_between_two_updates() -> None:
         _train(learner, batches)
     assert learner.updates == 2
     assert len(batches.reported) == 2
+
+
+class SickLearner(FakeLearner):
+    """Stops what it is told to, at the first step or, as a delayed policy, after the critics'."""
+
+    def __init__(self, sick: Dict[int, str]) -> None:
+        super().__init__()
+        self.attempts = 0
+        self._sick = sick  # attempt -> what happens at it
+
+    def update(self, batch: Batch, importance_weights: Any) -> Update:
+        self.attempts += 1
+        how = self._sick.get(self.attempts, "")
+        if how != "critics":
+            update = super().update(batch, importance_weights)
+        if how:
+            raise NonFiniteUpdate(f"the gradient of {how} is not finite")
+        return update
+
+
+def test_a_stopped_update_is_none_and_training_goes_on() -> None:
+    learner, batches = SickLearner({3: "critics", 4: "critics"}), Batches()
+    monitor, events = _train(learner, batches)
+    assert (learner.updates, learner.attempts) == (5, 7)
+    assert monitor.updates == [1, 2, 3, 4, 5]
+    assert [drawn.table_id for drawn, _ in batches.reported] == [0, 1, 4, 5, 6]
+    # Asked once for each update, and not for the two that came to nothing.
+    assert [event for event in events if event.startswith("publish")] == [f"publish {k}" for k in range(1, 6)]
+
+
+def test_one_whose_critics_moved_counts_and_is_published() -> None:
+    learner, batches = SickLearner({4: "policy", 5: "policy"}), Batches()
+    monitor, events = _train(learner, batches)
+    assert (learner.updates, learner.attempts) == (5, 5)
+    assert monitor.updates == [1, 2, 3]  # nothing is known of the others
+    assert [event for event in events if event.startswith("publish")] == [f"publish {k}" for k in range(1, 6)]
+
+
+def test_stopped_updates_without_end_end_the_training() -> None:
+    learner, batches = SickLearner(dict.fromkeys((1, 2, 4, 5, 6), "critics")), Batches()
+    with pytest.raises(TooManyNonFiniteUpdates, match=r"3 updates in a row were not finite .* gradient of critics"):
+        _train(learner, batches)
+    assert learner.attempts == 6  # two in a row, one that was sound, three in a row
+    assert learner.updates == 1

@@ -15,16 +15,28 @@ from services.learner.version_reservation import VersionReservation
 from tests.fakes import FakeClock, FakeLearner
 
 
+class Statistics:
+    """Counts how often they were taken anew."""
+
+    taken = 0
+
+    def take(self) -> None:
+        self.taken += 1
+
+
 class Parts:
     def __init__(self, folder: Path, clock: FakeClock) -> None:
         self.clock = clock
         self.store = ParameterStore(VersionReservation(folder / "versions.json"))
         self.learner = FakeLearner()
+        self.statistics: Any = Statistics()
 
     def publisher(self, period: PublishPeriod, rate: float = 0.0) -> Publisher:
         learner: Any = self.learner
         average = AveragedParameters(rate, {})
-        return Publisher(self.store, learner, period=period, average=average, clock=self.clock)
+        return Publisher(
+            self.store, learner, period=period, average=average, statistics=self.statistics, clock=self.clock
+        )
 
     def published(self) -> List[int]:
         return [record.updates for record in self.store.history()]
@@ -41,6 +53,7 @@ def test_a_period_in_updates_ends_at_its_multiples(parts: Parts) -> None:
         parts.learner.updates = updates
         publisher.publish_if_due()
     assert parts.published() == [3, 6, 9]
+    assert parts.statistics.taken == 3  # with each version, and never between two
 
 
 def test_a_period_in_seconds_ends_after_the_update_that_is_the_first_beyond_it(parts: Parts) -> None:
