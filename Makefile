@@ -37,11 +37,15 @@ run: install  ## train the default arm on this machine; RUN_FILE=… and ARGS="-
 # --- tests -----------------------------------------------------------------------------------------------------------
 .PHONY: test
 test: install  ## unit and integration tests
-	$(BIN)/python -m pytest -m "not e2e" $(ARGS)
+	$(BIN)/python -m pytest -m "not e2e and not deploy" $(ARGS)
 
 .PHONY: e2e
 e2e: install  ## real processes: training runs, kill -9 of each service
 	$(BIN)/python -m pytest -m e2e tests/e2e $(ARGS)
+
+.PHONY: deploy-test
+deploy-test: install  ## machines with a real systemd, installed from the wheel (root; minutes)
+	$(BIN)/python -m pytest -m deploy tests/deploy $(ARGS)
 
 .PHONY: test38
 test38:  ## the 3.8 job: common and actor without torch, in a venv of Python 3.8
