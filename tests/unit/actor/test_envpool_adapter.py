@@ -91,6 +91,7 @@ def test_a_missing_envpool_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         build_env("services.actor.envs.envpool_adapter:make", {"task": "Reach-v1"}, 3, 6)
 
 
+@pytest.mark.filterwarnings("ignore:.*precision lowered")  # of envpool's own boxes
 def test_a_real_pool_keeps_the_contract() -> None:
     pytest.importorskip("envpool")
     env = build_env("services.actor.envs.envpool_adapter:make", {"task": "CartPole-v1", "max_episode_steps": 8}, 3, 6)
