@@ -172,12 +172,12 @@ def run_file(folder: Path, fault: str, lanes: int = LANES) -> str:
     [
         ("os exit", "it ended with exit code 0 in step, call 4"),
         ("segfault", "it ended by SIGSEGV in step, call 4"),
-        ("hangs", "it did not return from step, call 4 for 2 s, and was ended"),
+        ("hangs", "it did not return from step, call 4 for 8 s, and was ended"),
     ],
 )
 def test_a_process_that_ends_or_hangs_is_said(tmp_path: Path, fault: str, words: str) -> None:
     trial = make_trial(tmp_path, file=run_file(tmp_path, fault))
-    outcome = run_trial(trial, tmp_path / "trial.json", stall_s=2.0)
+    outcome = run_trial(trial, tmp_path / "trial.json", stall_s=8.0)
     assert not outcome.is_complete
     assert [finding.what for finding in outcome.findings] == [words]
     assert outcome.findings[0].level is Level.FAULT
