@@ -64,7 +64,7 @@ def describe(sick: SickLane) -> Iterator[str]:
     """The lines about a dump."""
     steps = len(sick.columns["flags"])
     yield f"actor       {sick.actor} (incarnation {sick.incarnation}), lane {sick.lane} of lane group {sick.lane_group}"
-    yield f"bad step    {sick.step} of the lane's life, in chunk {sick.sequence}, by policy version {sick.policy_version}"
+    yield f"bad step    {sick.step} of the lane's life, in chunk {sick.sequence}, policy version {sick.policy_version}"
     for name in sick.bad_columns:
         yield f"not finite  {name}{_places(sick, name)}"
     yield f"holds       {steps} steps, {sick.step - steps + 1} to {sick.step}, the bad one last"

@@ -111,7 +111,7 @@ def test_another_lane_group_is_not_run() -> None:
 def test_it_says_what_the_dump_holds() -> None:
     lines = list(describe(live("NaN", CALL + 1)))
     assert lines[0].startswith("actor       actor-0 (incarnation 7), lane 1 of lane group 0")
-    assert "5 of the lane's life, in chunk 0, by policy version 4" in lines[1]
+    assert "5 of the lane's life, in chunk 0, policy version 4" in lines[1]
     assert lines[2] == "not finite  observation.policy: [0] = nan"
     assert lines[3] == "holds       6 steps, 0 to 5, the bad one last"
     assert len(lines) == 10
