@@ -56,8 +56,8 @@ class Moves:
 def observe_mode(trace: Trace) -> Tuple[Observed, int]:
     """Tell from what follows each end when the lane was reset, and from how many ends that is known.
 
-    In same_step mode the observation jumps in the step that ends the episode; in next_step mode one step later. Where
-    nobody resets, the flags of the end stay set.
+    In same_step mode the observation jumps in the step that ends the episode, and is then one of those that episodes
+    begin with; in next_step mode one step later. Where nobody resets, the flags of the end stay set.
     """
     followed = [end for end in trace.ends if end.after is not None]
     if len(followed) < ENOUGH:
@@ -67,14 +67,22 @@ def observe_mode(trace: Trace) -> Tuple[Observed, int]:
     if np.mean([end.after_ended for end in followed]) > CLEAR and np.median(lengths) > 1:
         return Observed.NEVER, len(followed)
     moves = Moves(trace)
-    at_once, later = 0, 0
-    for end in followed:
-        first, second = moves.between(end.observation, end.acted_on), moves.between(end.after, end.observation)
-        at_once += bool(first > JUMP * second)
-        later += bool(second > JUMP * first)
-    if at_once > CLEAR * len(followed):
-        return Observed.SAME_STEP, len(followed)
-    return (Observed.NEXT_STEP if later > CLEAR * len(followed) else Observed.UNCLEAR), len(followed)
+    jumps = [(moves.between(e.observation, e.acted_on), moves.between(e.after, e.observation)) for e in followed]
+    observed = _majority(jumps)
+    if observed is Observed.UNCLEAR and trace.begun is not None:
+        # Where ordinary moves are as far as a reset: which of the two looks like what episodes begin with?
+        begun = trace.begun
+        near = [(moves.between(e.after, begun).min(), moves.between(e.observation, begun).min()) for e in followed]
+        observed = _majority(near)
+    return observed, len(followed)
+
+
+def _majority(pairs: List[Tuple[Features, Features]]) -> Observed:
+    """What most ends say: of two numbers the first is much the larger in same_step mode, the second in next_step."""
+    first, second = np.array(pairs, np.float64).T
+    if np.mean(first > JUMP * second) > CLEAR:
+        return Observed.SAME_STEP
+    return Observed.NEXT_STEP if np.mean(second > JUMP * first) > CLEAR else Observed.UNCLEAR
 
 
 def check_resets(trace: Trace) -> Iterator[Finding]:

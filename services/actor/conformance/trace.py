@@ -81,6 +81,7 @@ class Trace:
     autoreset: AutoReset
     specs: Tuple[TensorSpec, ...]
     calls: int = 0  # of step
+    begun: Optional[Features] = None  # [B, F], what the first reset returned
     step_seconds: float = 0.0
     ends: List[End] = field(default_factory=list)
     num_ends: int = 0
@@ -120,6 +121,8 @@ class Trace:
         ended = terminated | truncated
         self._note_values(step, valid)
         before, now = self._features(acted_on), self._features(step.observation)
+        if self.begun is None:
+            self.begun = before
         self.features.add(before[np.isfinite(before).all(axis=1)])
         self._close_ends(now, valid, ended)
         self._note_flags(valid)

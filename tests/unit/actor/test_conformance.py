@@ -160,6 +160,16 @@ def test_an_algorithm_that_cannot_act_here_is_said(tmp_path: Path) -> None:
     assert found["auto-reset"].level is Level.OK
 
 
+@pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
+def test_episodes_that_move_as_far_as_a_reset_are_told_by_how_they_begin(tmp_path: Path, autoreset: str) -> None:
+    kwargs = {"autoreset": autoreset, "max_episode_steps": 100}
+    config = RunConfig.model_validate({"env": {"factory": "Acrobot-v1", "lanes": 4, "kwargs": kwargs}})
+    trial = make_trial(tmp_path, steps=320)
+    found = {finding.check: finding for finding in Examination(trial, config, Stage(trial.stage)).run()}
+    assert found["auto-reset"].level is Level.OK, found["auto-reset"]
+    assert autoreset in found["auto-reset"].what
+
+
 def run_file(folder: Path, fault: str, lanes: int = LANES) -> str:
     file = folder / "run.toml"
     kwargs = f'{{ fault = "{fault}" }}'
