@@ -44,6 +44,21 @@ def test_truncated_lanes_are_marked_and_terminated_ones_are_not() -> None:
     ]
 
 
+def test_where_both_flags_are_set_the_episode_terminated_and_nothing_is_lost() -> None:
+    class Both(Forgetful):
+        def step(self, action: Any) -> EnvStep:
+            step = super().step(action)
+            step.terminated = step.terminated | step.truncated
+            return step
+
+    env = DropLostTails(Both(2, episode_steps=1))
+    env.reset(1)
+    step = env.step(ACTION)
+    assert step.truncated.any()
+    assert step.no_final is not None
+    assert not step.no_final.any()
+
+
 def test_steps_with_their_final_observation_are_left_alone() -> None:
     env = DropLostTails(FakeEnv(2))
     env.reset(1)

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from typing import Any, List
+
 import numpy as np
 import pytest
 
-from services.actor.envs.contract import AutoReset
+from services.actor.envs.contract import AutoReset, EnvStep
 from services.actor.envs.factory import build_env
 from services.actor.envs.gymnasium_adapter import make_vector
 from services.actor.envs.masked_reset import MaskedReset
@@ -13,6 +15,42 @@ from tests.fakes import FakeEnv
 def test_only_an_environment_that_resets_nothing_is_wrapped() -> None:
     with pytest.raises(ValueError, match="only lanes that nobody resets"):
         MaskedReset(FakeEnv())
+
+
+class Manual(FakeEnv):
+    """Resets nothing by itself, and writes every observation to the same arrays."""
+
+    def __init__(self) -> None:
+        super().__init__(2, episode_steps=np.array([2, 3]), autoreset=AutoReset.DISABLED)  # type: ignore[arg-type]
+        self.masks: List[List[bool]] = []
+
+    def step(self, action: Any) -> EnvStep:
+        step = super().step(action)
+        ended = step.terminated | step.truncated
+        self._age = np.where(ended, self._episode_steps, self._age)  # what the fake has reset already
+        step.observation = self._fill(self._buffer, self._age)
+        step.true_next_observation = None
+        return step
+
+    def reset_lanes(self, mask: Any) -> Any:
+        self.masks.append(mask.tolist())
+        self._age = np.where(mask, 0, self._age)
+        return self._fill(self._buffer, self._age)
+
+
+def test_what_a_step_led_to_outlives_the_reset_that_writes_over_it() -> None:
+    manual = Manual()
+    env = MaskedReset(manual)
+    env.reset(1)
+    action = np.zeros((2, 1), np.float32)
+    env.step(action)
+    step = env.step(action)
+    assert manual.masks == [[True, False]]
+    assert step.true_next_observation is not None
+    assert step.true_next_observation["policy"][:, 0].tolist() == [2.0, 2.0]
+    assert step.observation["policy"][:, 0].tolist() == [0.0, 2.0]
+    env.step(action)
+    assert manual.masks == [[True, False], [False, True]]
 
 
 @pytest.mark.parametrize("mode", ["same_step", "next_step", "disabled"])
