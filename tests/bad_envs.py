@@ -12,6 +12,7 @@ import numpy as np
 
 from services.actor.envs.contract import AutoReset, EnvStep
 from services.common.schema import ActionSpec, TensorSpec
+from tests.simulator_fakes import FakeTensor
 
 HORIZON = 12
 
@@ -89,7 +90,16 @@ def reused(env: Walk, observation: Any) -> Any:
     return env.buffer
 
 
+def tensors(_env: Walk, step: EnvStep) -> None:
+    for flag in ("reward", "terminated", "truncated", "valid"):
+        setattr(step, flag, FakeTensor(getattr(step, flag)))
+    for member in ("observation", "true_next_observation"):
+        observation = getattr(step, member)
+        setattr(step, member, {name: FakeTensor(tensor) for name, tensor in observation.items()})
+
+
 ANSWERS: Dict[str, Any] = {
+    "tensors": tensors,
     "large rewards": scaled(1e4),
     "small rewards": scaled(1e-4),
     "no reward": scaled(0.0),

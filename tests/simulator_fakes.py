@@ -76,6 +76,10 @@ class FakeTensor:
     def shape(self) -> Tuple[int, ...]:
         return tuple(self.array.shape)
 
+    @property
+    def dtype(self) -> str:
+        return f"torch.{self.array.dtype}"
+
     def detach(self) -> FakeTensor:
         return self
 

@@ -174,7 +174,8 @@ def _true_next(step: EnvStep) -> Observation:
     if is_lost.any():
         raise UserError(
             "the environment resets itself and loses the final observation of a truncated episode, so its value cannot "
-            "be bootstrapped: let its adapter return the true next observation"
+            "be bootstrapped: let its adapter return the true next observation, or set"
+            ' env.kwargs.allow_missing_final_obs = "drop"'
         )
     return step.observation  # never read: beyond a termination the discount is 0
 

@@ -14,6 +14,7 @@ from services.common.schema import TensorSpec
 
 MAX_FEATURES = 256  # of an observation; of larger ones every so-many-th number is looked at
 MAX_ENDS = 2000  # whose surroundings are kept
+MAX_EPISODES = 100_000  # that are kept
 MAX_ORDINARY = 4000  # steps inside of episodes that they are compared with
 
 Features = npt.NDArray[np.float64]  # [F] of a lane, or [B, F]
@@ -191,10 +192,9 @@ class Trace:
             if true_next is None and was_cut and self.autoreset is not AutoReset.NEXT_STEP:
                 self.dropped_finals += bool(dropped[lane])
                 self.lost_finals += not dropped[lane]
-            episode = Episode(
-                lane, int(self._number[lane]), int(self._length[lane]), bool(terminated[lane]), bool(truncated[lane])
-            )
-            self.episodes.append(episode)
+            if len(self.episodes) < MAX_EPISODES:
+                number, length = int(self._number[lane]), int(self._length[lane])
+                self.episodes.append(Episode(lane, number, length, bool(terminated[lane]), bool(truncated[lane])))
             self._number[lane] += 1
             self._length[lane] = 0
             self.num_ends += 1

@@ -140,6 +140,10 @@ def test_reused_buffers_are_told_and_are_no_fault(tmp_path: Path) -> None:
     assert findings["buffers"].what.startswith("the next step writes to observation 'policy'")
 
 
+def test_tensors_of_a_device_are_looked_at_as_arrays_are(tmp_path: Path) -> None:
+    assert troubles(examine(tmp_path, "tensors")) == []
+
+
 def test_actions_beyond_the_bounds_may_be_refused(tmp_path: Path) -> None:
     findings = examine(tmp_path, "refuses")
     assert troubles(findings) == []
