@@ -6,7 +6,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.actor.envs.gymnasium_adapter import vectorize
@@ -38,6 +38,7 @@ def flat(sample: Any) -> Any:
     return tuple(flat(part) for part in sample) if isinstance(sample, tuple) else tuple(np.ravel(sample).tolist())
 
 
+@settings(deadline=None)  # a loaded machine is no fault
 @given(nested)
 def test_every_number_is_another_sample_of_the_space(space: Any) -> None:
     actions = action_translator(space)
