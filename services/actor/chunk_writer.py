@@ -79,7 +79,10 @@ class ChunkWriter:
         self._flags[t] = step.valid * VALID + step.terminated * TERMINATED + step.truncated * TRUNCATED
         self._newest_version = newest_version
         self._length += 1
-        ended = np.flatnonzero(step.valid & (step.terminated | step.truncated))
+        has_final = step.valid & (step.terminated | step.truncated)
+        if step.no_final is not None:  # the replay counts such a step as lost
+            has_final = has_final & ~step.no_final
+        ended = np.flatnonzero(has_final)
         if len(ended) and self._autoreset is not AutoReset.NEXT_STEP:
             self._add_final(ended, _true_next(step), final_value, cut=False)
         return self._hand_over() if self._length == self._chunk_steps else None
@@ -165,10 +168,14 @@ class ChunkWriter:
 def _true_next(step: EnvStep) -> Observation:
     if step.true_next_observation is not None:
         return step.true_next_observation
-    if step.truncated.any() and (step.truncated & ~step.terminated & step.valid).any():
+    is_lost = step.truncated & ~step.terminated & step.valid
+    if step.no_final is not None:
+        is_lost = is_lost & ~step.no_final
+    if is_lost.any():
         raise UserError(
             "the environment resets itself and loses the final observation of a truncated episode, so its value cannot "
-            "be bootstrapped: let its adapter return the true next observation"
+            "be bootstrapped: let its adapter return the true next observation, or set"
+            ' env.kwargs.allow_missing_final_obs = "drop"'
         )
     return step.observation  # never read: beyond a termination the discount is 0
 

@@ -8,7 +8,7 @@ import os
 import sys
 from typing import List, Optional, Sequence
 
-from services.cli import replay_command
+from services.cli import doctor_command, replay_command
 from services.cli.arguments import refuse_repeated, split_overrides
 from services.cli.modules import REPORT, SERVICES, become
 from services.common.errors import EXIT_OK, EXIT_USER, UserError
@@ -56,6 +56,8 @@ def _dispatch(words: List[str]) -> int:
         become(SERVICES[words[0]], words[1:])
     rest, overrides = split_overrides(words)
     refuse_repeated(rest)
+    if rest[:1] == ["doctor"]:
+        return doctor_command.run(rest[1:], overrides)
     parser = _parser()
     options = parser.parse_args(rest)
     if options.version:
@@ -98,6 +100,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_up(commands)
     _add_config(commands)
     _add_eval(commands)
+    commands.add_parser(
+        "doctor", help="find out what is wrong with an environment (shoal doctor --help)", add_help=False
+    )
     for name, text in (
         ("why", "say who waits, since when, for what, and what would release it"),
         ("audit", "check that every step is accounted for"),

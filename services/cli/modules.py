@@ -14,6 +14,7 @@ SERVICES = {
 }
 REPORT = "services.actor.evaluator.report"
 INSPECT_FOLDER = "services.replay.inspect_folder"
+DOCTOR = {"env": "services.actor.conformance", "lane": "services.actor.conformance.lane"}
 
 
 def become(module: str, arguments: Sequence[str]) -> NoReturn:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List
 
 import numpy as np
 import numpy.typing as npt
 
 from services.common.chunk import VALID, Chunk, FinalObservations
+from services.common.sick_lane import SickLane
 from services.replay.ring import Ring
 
 MAX_STEPS = 64  # of a sick lane that are described, the last of them the bad one
@@ -79,21 +79,6 @@ def without_lanes(chunk: Chunk, lanes: npt.NDArray[np.bool_]) -> Chunk:
 def _zeroed(column: npt.NDArray[Any], where: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
     mask = where.reshape(*where.shape, *([1] * (column.ndim - where.ndim)))
     return np.where(mask, np.zeros((), column.dtype), column)
-
-
-@dataclass(frozen=True)
-class SickLane:
-    """What led to a value that is not finite: a lane's last good steps, and the bad one behind them."""
-
-    actor: str
-    incarnation: int
-    lane_group: int
-    lane: int
-    sequence: int  # of the chunk
-    step: int  # index of the bad step in the lane's life
-    policy_version: int  # that chose the bad step's action
-    bad_columns: Tuple[str, ...]  # of the bad step
-    columns: Dict[str, npt.NDArray[Any]]  # name -> [S, ...], the bad step last; "final.observation.*" is [1, ...]
 
 
 def describe_sick(

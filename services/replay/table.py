@@ -17,13 +17,14 @@ from services.common.chunk import Chunk
 from services.common.errors import UserError
 from services.common.moments import Moments
 from services.common.schema import Schema
+from services.common.sick_lane import SickLane
 from services.replay.admission import ActorRecord, Admission, InsertStatus, LaneGroup
 from services.replay.inspection import InspectOrder, describe_item, find_items, histograms
 from services.replay.item_store import Intake, ItemStore
 from services.replay.items import StepOutcome
 from services.replay.journal import Journal, open_journal
 from services.replay.priorities import PriorityOutcome
-from services.replay.quarantine import SickLane, describe_sick, non_finite_lanes, without_lanes
+from services.replay.quarantine import describe_sick, non_finite_lanes, without_lanes
 from services.replay.rate_limiter import RateLimiter
 from services.replay.refusal import Refusal, why_refused
 from services.replay.ring import in_memory

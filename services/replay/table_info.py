@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from services.common.batch import Batch, DrawnKeys
 from services.common.chunk import ActorCounters
+from services.common.sick_lane import SickLane
 from services.replay.admission import InsertStatus
 from services.replay.item_store import StepCounters
-from services.replay.quarantine import SickLane
 from services.replay.sampler import SamplerSettings
 
 

@@ -19,9 +19,9 @@ import safetensors.numpy
 from services.common.chunk import TERMINATED, TRUNCATED, VALID
 from services.common.rpc import Refused, Unavailable, connect
 from services.common.schema import ActionSpec, Schema, TensorSpec
+from services.common.sick_lane import load_dump
 from services.replay.footprint import rows_for
 from services.replay.items import StepOutcome
-from services.replay.quarantine_dump import load_dump
 from services.replay.ring_folder import RingFolder
 from services.replay.table import Table, TableSettings
 from shoal.v1 import replay_pb2, replay_pb2_grpc

@@ -3,44 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Iterator, Optional, Tuple
+from typing import Any, Iterator, Optional
 
 import numpy.typing as npt
 
-from services.actor.envs.contract import AutoReset, EnvStep, Observation, VectorEnv
+from services.actor.envs.contract import EnvStep, Observation, VectorEnv
 from services.actor.envs.promises import EnvFactoryError, check_step
-from services.common.schema import ActionSpec, TensorSpec
+from services.actor.envs.wrapped_env import WrappedEnv
 
 
-class CheckedEnv:
-    """Passes everything on to an environment whose members have been checked, `render` too if it has it."""
+class CheckedEnv(WrappedEnv):
+    """An environment whose members have been checked already.
+
+    Args:
+        factory: as the run file names it, for the sentences.
+        env: the environment.
+    """
 
     def __init__(self, factory: str, env: VectorEnv) -> None:
-        """Wrap.
-
-        Args:
-            factory: as the run file names it, for the sentences.
-            env: the environment.
-        """
+        super().__init__(env)
         self._factory = factory
-        self._env = env
         self._is_checked = False
-
-    @property
-    def num_lanes(self) -> int:
-        return self._env.num_lanes
-
-    @property
-    def autoreset(self) -> AutoReset:
-        return self._env.autoreset
-
-    @property
-    def observation_spec(self) -> Tuple[TensorSpec, ...]:
-        return self._env.observation_spec
-
-    @property
-    def action_spec(self) -> ActionSpec:
-        return self._env.action_spec
 
     def reset(self, seed: Optional[int] = None) -> Observation:
         """As the environment.
@@ -69,9 +52,6 @@ class CheckedEnv:
         """As the environment; one that ends the process with itself changes no exit code."""
         with contextlib.suppress(SystemExit):
             self._env.close()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._env, name)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@ from __future__ import annotations
 import sys
 from types import ModuleType
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -47,6 +48,25 @@ class Fake:
         self.closed = True
         if self.fail == "quit in reset":
             sys.exit(1)
+
+
+def make_vector_env(num_lanes, seed):
+    return gymnasium.make_vec("CartPole-v1", num_lanes, vectorization_mode="sync")
+
+
+def make_single(num_lanes, seed):
+    return gymnasium.make("CartPole-v1")
+
+
+def test_a_gymnasium_vector_environment_is_wrapped():
+    env = build_env(f"{__name__}:make_vector_env", {}, 2, 1)
+    assert env.autoreset is AutoReset.NEXT_STEP
+    assert env.step(np.array([0, 1])).valid.tolist() == [True, True]
+
+
+def test_a_single_gymnasium_environment_is_refused_with_what_to_do():
+    with pytest.raises(EnvFactoryError, match=r"a single gymnasium environment.*vectorize\(make_one, num_lanes\)"):
+        build_env(f"{__name__}:make_single", {}, 2, 1)
 
 
 @pytest.fixture
