@@ -56,6 +56,10 @@ test-replay:  ## the replay in a venv without torch
 bench-replay: install  ## the replay beside Reverb, cpprb, TorchRL; ARGS=--quick for two minutes, --help for more
 	bash deploy/make/bench_replay.sh $(BIN)/python --docs docs/benchmarks.md $(ARGS)
 
+.PHONY: bench-gradients
+bench-gradients: install  ## gradients on the wire beside hivemind and DDP; ARGS=--quick for half a minute
+	bash deploy/make/bench_gradients.sh $(BIN)/python "$(TORCH_SPEC) $(TORCH_INDEX)" --docs docs/benchmarks.md $(ARGS)
+
 # --- checks ----------------------------------------------------------------------------------------------------------
 .PHONY: check
 check: install lint types contracts proto-check  ## format, lint, types, contracts, generated code
