@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Dict, List, Mapping, Sequence, Tuple
+from typing import Dict, Mapping, Sequence, Tuple
 
 import numpy as np
 import numpy.typing as npt
@@ -52,8 +52,11 @@ class Recording:
 def write(file: Path, pushes: Sequence[Mapping[str, npt.NDArray[np.float32]]], info: RecordingInfo) -> None:
     """Write pushes, all of the same tensors."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    rows: List[npt.NDArray[np.float32]] = [np.concatenate([g.reshape(-1) for g in push.values()]) for push in pushes]
-    np.save(file, np.stack(rows))
+    size = sum(gradient.size for gradient in pushes[0].values())
+    rows = np.lib.format.open_memmap(file, mode="w+", dtype=np.float32, shape=(len(pushes), size))
+    for row, push in zip(rows, pushes):
+        np.concatenate([gradient.reshape(-1) for gradient in push.values()], out=row)
+    rows.flush()
     shapes = {name: gradient.shape for name, gradient in pushes[0].items()}
     described = {"info": asdict(info), "shapes": shapes}
     file.with_suffix(".json").write_text(json.dumps(described), encoding="utf-8")

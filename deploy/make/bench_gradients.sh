@@ -13,4 +13,7 @@ mkdir -p "$venvs"
 venv hivemind "$python" "from hivemind.compression.quantization import BlockwiseQuantization; import bitsandbytes" \
   hivemind==1.1.12 bitsandbytes==0.45.5 numpy==2.2.6 $torch
 
+venv packers "$python" "import zstandard, lz4.frame, isal, zlib_ng, brotli" \
+  zstandard==0.25.0 lz4==4.4.5 isal==1.9.1 zlib-ng==1.1.0 brotli==1.2.1 numpy protobuf google-crc32c
+
 exec "$python" -m bench.gradients --venvs "$venvs" "$@"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.gradients.targets import break_even_mbit, verdicts
+from bench.gradients.targets import PEER, break_even_mbit, verdicts
 from bench.replay.rounds import Rates
 
 
@@ -26,11 +26,11 @@ def test_what_was_not_measured_is_said_to_be() -> None:
 
 @pytest.mark.parametrize(("ours", "words"), [(0.1, ["pass", "pass"]), (0.25, ["FAIL", "pass"]), (0.3, ["FAIL"] * 2)])
 def test_bytes_are_judged_by_the_bound_and_by_the_peer(ours: float, words: list) -> None:
-    qualities = {("s", "int8"): {"bytes_ratio": ours}, ("s", "hivemind"): {"bytes_ratio": 0.27}}
+    qualities = {("s", "int8"): {"bytes_ratio": ours}, ("s", PEER): {"bytes_ratio": 0.27}}
     assert [verdict.word for verdict in verdicts("s", qualities, {})][:2] == words
 
 
 def test_the_time_to_encode_is_compared_within_rounds() -> None:
-    rates = Rates({"int8": [200.0, 20.0, 90.0], "hivemind": [100.0, 10.0, 100.0]})
+    rates = Rates({"int8": [200.0, 20.0, 90.0], PEER: [100.0, 10.0, 100.0]})
     verdict = verdicts("s", {}, {("s", "encode"): rates})[2]
     assert (verdict.value, verdict.word) == (2.0, "pass")
