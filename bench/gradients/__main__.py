@@ -49,8 +49,8 @@ FULL = Plan(
         Size("1 M", 1_000_000, 400, 100),
         Size("10 M", 10_000_000, 140, 20),
     ],
-    num_rounds=7,
-    round_s=0.4,
+    num_rounds=5,
+    round_s=0.3,
 )
 QUICK = Plan("quick", [Size("143 k", 143_000, 400, 20)], num_rounds=5, round_s=0.1)
 
