@@ -133,7 +133,8 @@ class Bench:
         counts.update({name: count_for(rates[0], self._plan.round_s, 2) for name, rates in roughly.by_case.items()})
         self.findings.timings[size.name, call] = alternate(list(counts), self._plan.num_rounds, measure, failed)
 
-    def _miss(self, what: str) -> None:
+    def _miss(self, reason: str) -> None:
+        what = reason.splitlines()[0]  # some libraries put a stack into their message; the log has it whole
         self._console.print(f"NOT MEASURED: {what}", markup=False)
         self.findings.not_measured.append(what)
 
