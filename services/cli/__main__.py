@@ -8,17 +8,18 @@ import os
 import sys
 from typing import List, Optional, Sequence
 
-from services.cli import doctor_command, replay_command
+from services.cli import replay_command
 from services.cli.arguments import refuse_repeated, split_overrides
 from services.cli.modules import REPORT, SERVICES, become
 from services.common.errors import EXIT_OK, EXIT_USER, UserError
 
-# Commands with a parser of their own: `run(words, output)` of a module.
+# Commands with a parser of their own, `run(words, output)` of a module of services.cli, and what they are for.
 COMMANDS = {
-    "audit": "services.cli.audit_command",
-    "certs": "services.cli.certs_command",
-    "health": "services.cli.health_command",
-    "why": "services.cli.why_command",
+    "why": ("why_command", "say who waits, since when, for what, and what would release it"),
+    "audit": ("audit_command", "check that every step is accounted for"),
+    "doctor": ("doctor_command", "find out what is wrong with an environment"),
+    "certs": ("certs_command", "make a private CA, certificates and tokens"),
+    "health": ("health_command", "ask a service whether it serves"),
 }
 OVERRIDES = "Any key of the run file can be set: --section.key VALUE, or SHOAL_SECTION__KEY in the environment."
 
@@ -49,15 +50,13 @@ def _dispatch(words: List[str]) -> int:
         replay_command.refuse_unknown(words[1:])
     if words and words[0] in COMMANDS:
         refuse_repeated(words)
-        module = importlib.import_module(COMMANDS[words[0]])
+        module = importlib.import_module(f"services.cli.{COMMANDS[words[0]][0]}")
         code: int = module.run(words[1:], sys.stdout)
         return code
     if words and words[0] in SERVICES:
         become(SERVICES[words[0]], words[1:])
     rest, overrides = split_overrides(words)
     refuse_repeated(rest)
-    if rest[:1] == ["doctor"]:
-        return doctor_command.run(rest[1:], overrides)
     parser = _parser()
     options = parser.parse_args(rest)
     if options.version:
@@ -100,15 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_up(commands)
     _add_config(commands)
     _add_eval(commands)
-    commands.add_parser(
-        "doctor", help="find out what is wrong with an environment (shoal doctor --help)", add_help=False
-    )
-    for name, text in (
-        ("why", "say who waits, since when, for what, and what would release it"),
-        ("audit", "check that every step is accounted for"),
-        ("certs", "make a private CA, certificates and tokens"),
-        ("health", "ask a service whether it serves"),
-    ):
+    for name, (_module, text) in COMMANDS.items():
         commands.add_parser(name, help=f"{text}: shoal {name} --help", add_help=False)
     for name, text in (
         ("replay", "run a replay, or look into one (shoal replay --help)"),

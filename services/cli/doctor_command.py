@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Sequence
+from typing import Sequence, TextIO
 
+from services.cli.arguments import split_overrides
 from services.cli.modules import DOCTOR, become
 from services.common.errors import EXIT_OK, EXIT_USER, UserError
 
@@ -18,19 +19,20 @@ commands:
 """
 
 
-def run(words: Sequence[str], overrides: Sequence[str]) -> int:
+def run(words: Sequence[str], output: TextIO) -> int:
     """Become the one that is asked for, or show the help.
 
     Args:
-        words: after `shoal doctor`, without overrides of the run file.
-        overrides: of the run file.
+        words: after `shoal doctor`.
+        output: takes the help.
 
     Raises:
         UserError: there is no such command.
     """
-    if not words or words[0] in ("--help", "-h"):
-        print(USAGE, end="")
-        return EXIT_OK if words else EXIT_USER
-    if words[0] in DOCTOR:
-        become(DOCTOR[words[0]], [*words[1:], *overrides])
-    raise UserError(f"there is no `shoal doctor {words[0]}`; there are {' and '.join(sorted(DOCTOR))}")
+    rest, overrides = split_overrides(words)
+    if not rest or rest[0] in ("--help", "-h"):
+        output.write(USAGE)
+        return EXIT_OK if rest else EXIT_USER
+    if rest[0] in DOCTOR:
+        become(DOCTOR[rest[0]], [*rest[1:], *overrides])
+    raise UserError(f"there is no `shoal doctor {rest[0]}`; there are {' and '.join(sorted(DOCTOR))}")
