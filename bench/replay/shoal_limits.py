@@ -16,7 +16,7 @@ from bench.replay.memory import resident_bytes
 from bench.replay.protocol import serve_calls
 from bench.replay.shoal_server import RUN_ID, ShoalServer
 from bench.replay.workload import Workload, workload
-from services.common.codec import decode_batch, encode_chunk, encode_schema
+from services.common.codec import encode_chunk, encode_schema
 from services.common.peer import Peer
 from services.common.rpc import connect
 from shoal.v1 import experience_pb2, replay_pb2, replay_pb2_grpc
@@ -82,7 +82,7 @@ class DirectSampler:
                 transport=replay_pb2.TRANSPORT_GRPC,
             )
             response = self._stub.Sample(request, timeout=CALL_TIMEOUT_S)
-            keys = decode_batch(response.batches[0], response.num_items).keys
+            keys = np.frombuffer(response.items.keys, np.int64)
             taken.append(time.perf_counter() - began)
             priorities = replay_pb2.PriorityUpdates(
                 table_id=response.table_id, keys=keys.tobytes(), td_error=self._td_error.tobytes()
@@ -128,7 +128,7 @@ def beside(capacity: int, num_rounds: int, seconds: float) -> Dict[str, float]:
     chunks of 1,000 steps a second each, the light clients one of 160.
     """
     load = workload("small", capacity)
-    server = ShoalServer(load, batches_per_sample=1)
+    server = ShoalServer(load)
     DirectWriter(load, server.address, 4096).insert(-(-capacity // 4096))
     writers = _Crowd.start("writer", server.address, 2)
     light = _Crowd.start("light", server.address, 1, "--writers", "64", "--chunk-steps", "160", "--chunks-per-s", "1")
@@ -158,7 +158,7 @@ def age(capacity: int, num_rounds: int, inserts: int) -> Dict[str, float]:
     The rounds alternate between the two servers. The heap is that of the one that grew old.
     """
     load = workload("small", capacity)
-    young, old = ShoalServer(load, batches_per_sample=1), ShoalServer(load, batches_per_sample=1)
+    young, old = ShoalServer(load), ShoalServer(load)
     lap = -(-capacity // 4096)
     DirectWriter(load, young.address, 4096).insert(lap)
     elder = DirectWriter(load, old.address, 4096)

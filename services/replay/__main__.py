@@ -21,11 +21,12 @@ from services.common.service import main
 from services.replay.footprint import in_words, refuse_more_than_memory, rows_for, total_bytes
 from services.replay.metrics import TableCollector
 from services.replay.quarantine_dump import QuarantineDump
+from services.replay.registration import add_to_server
 from services.replay.ring_folder import RingFolder
 from services.replay.sampler import SamplerSettings
 from services.replay.servicer import ReplayServicer
 from services.replay.table import Table, TableSettings, make_limiter
-from shoal.v1 import experience_pb2, replay_pb2_grpc
+from shoal.v1 import experience_pb2
 
 MAX_WORKERS = 64  # calls at once; half of them may be inserts that wait
 EXPIRY_PERIOD_S = 1.0
@@ -51,7 +52,7 @@ def run(config: RunConfig, lifecycle: Lifecycle, log: Log) -> None:
         dump=dump,
     )
     server = Server(replay.addresses[0], max_workers=MAX_WORKERS, option_name="replay.addresses")
-    server.add(replay_pb2_grpc.add_ReplayServiceServicer_to_server, servicer)
+    server.add(add_to_server, servicer)
     metrics = Metrics("replay", config.run.name)
     metrics.registry.register(TableCollector(config.run.name, lambda: servicer.table, dump))
     metrics_port = metrics.serve(replay.metrics_port, "replay.metrics_port")

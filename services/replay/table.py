@@ -303,19 +303,17 @@ class Table:
             total, num_items = self.store.sampler.priority_mass, self.store.num_items
             mass_log2 = math.log2(total) if total > 0.0 else -math.inf
             if why:
-                return SampleResult(SampleStatus.WAITING, why, [], [], [], mass_log2, num_items)
+                return SampleResult(SampleStatus.WAITING, why, batch_size, mass_log2, num_items)
             drawn = self.store.draw(self._rng, num_batches, batch_size)
             rows = self.store.copy_rows(drawn) if with_rows else None
             self._limiter.sample(num_drawn)
             now_s = self._clock()
             self._waiting.wake()
-        keys = drawn.split(batch_size)
+        result = SampleResult(SampleStatus.OK, "", batch_size, mass_log2, num_items, drawn)
         if rows is None:
-            return SampleResult(SampleStatus.OK, "", keys, [], [], mass_log2, num_items)
+            return result
         batch, inserted_s = rows
-        age_s = (now_s - inserted_s).astype(np.float32)
-        ages_s = [age_s[at : at + batch_size] for at in range(0, num_drawn, batch_size)]
-        return SampleResult(SampleStatus.OK, "", keys, batch.split(batch_size), ages_s, mass_log2, num_items)
+        return replace(result, batch=batch, age_s=(now_s - inserted_s).astype(np.float32))
 
     def update_priorities(self, keys: npt.NDArray[np.int64], td_error: npt.NDArray[np.float64]) -> PriorityOutcome:
         """Set |td_error| + 1e-6, which p is made of, for `keys` <int64>[N]; each gets an answer, none can do harm.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -63,11 +63,17 @@ class SampleResult:
 
     status: SampleStatus
     reason: str
-    drawn: List[DrawnKeys]  # K
-    batches: List[Batch]  # K, the same with their rows; empty if only keys were asked for
-    ages_s: List[npt.NDArray[np.float32]]  # [N] a batch, since insertion
+    batch_size: int  # N
     priority_mass_log2: float  # log2 of the sum of p^priority_exponent; -inf with no item
     num_items: int
+    drawn: Optional[DrawnKeys] = None  # K x N items, batch after batch
+    batch: Optional[Batch] = None  # the same with their rows; None if only keys were asked for
+    age_s: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))  # [K x N], with rows
+
+    @property
+    def batches(self) -> List[Batch]:
+        """The K draws on their own; none if only keys were asked for."""
+        return self.batch.split(self.batch_size) if self.batch is not None else []
 
 
 @dataclass(frozen=True)

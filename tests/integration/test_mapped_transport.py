@@ -174,7 +174,7 @@ def test_without_a_proof_of_the_same_host_no_key_is_given(make_client: Any, repl
         )
         answer = client._stub.Sample(request, timeout=5)
         assert answer.status == replay_pb2.SAMPLE_STATUS_UNPROVEN
-        assert not answer.batches
+        assert not answer.HasField("items")
         assert "nonce" in answer.reason
 
 
@@ -195,7 +195,7 @@ def test_overwritten_items_are_replaced_and_counted(replay: MappedReplay, tmp_pa
     rows = RingRows(tmp_path / "ring", f"{1:016x}", np.random.default_rng(0))
     for sequence in range(1, 4):
         replay.fill(sequence)
-    drawn = replay.table.sample(1, N, max_wait_s=0.0, with_rows=False).drawn[0]
+    drawn = replay.table.sample(1, N, max_wait_s=0.0, with_rows=False).drawn
     oldest = int(np.median(drawn.keys))
     sequence = 4
     while replay.table.store.ring.oldest_key <= oldest:  # overwrite about half of what was drawn

@@ -26,21 +26,21 @@ from shoal.v1 import experience_pb2 as shoal_dot_v1_dot_experience__pb2
 from shoal.v1 import tensor_pb2 as shoal_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15shoal/v1/replay.proto\x12\x08shoal.v1\x1a\x19shoal/v1/experience.proto\x1a\x15shoal/v1/tensor.proto\"\x89\x01\n\rInsertRequest\x12\x1c\n\x04peer\x18\x01 \x01(\x0b\x32\x0e.shoal.v1.Peer\x12 \n\x06schema\x18\x02 \x01(\x0b\x32\x10.shoal.v1.Schema\x12\x1e\n\x05\x63hunk\x18\x03 \x01(\x0b\x32\x0f.shoal.v1.Chunk\x12\x18\n\x10max_wait_seconds\x18\x04 \x01(\x01\"\xcb\x01\n\x0eInsertResponse\x12&\n\x06status\x18\x01 \x01(\x0e\x32\x16.shoal.v1.InsertStatus\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x15\n\rnext_sequence\x18\x03 \x01(\x04\x12\x16\n\x0enewest_version\x18\x04 \x01(\x04\x12\x1b\n\x13retry_after_seconds\x18\x05 \x01(\x01\x12\x19\n\x11quarantined_lanes\x18\x06 \x03(\r\x12\x1a\n\x12replay_incarnation\x18\x07 \x01(\x06\"C\n\x0fPriorityUpdates\x12\x10\n\x08table_id\x18\x01 \x01(\x06\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\x12\x10\n\x08td_error\x18\x03 \x01(\x0c\"\xff\x01\n\rSampleRequest\x12\x1c\n\x04peer\x18\x01 \x01(\x0b\x32\x0e.shoal.v1.Peer\x12\x13\n\x0bnum_batches\x18\x02 \x01(\r\x12\x12\n\nbatch_size\x18\x03 \x01(\r\x12-\n\npriorities\x18\x04 \x01(\x0b\x32\x19.shoal.v1.PriorityUpdates\x12\x16\n\x0enewest_version\x18\x05 \x01(\x04\x12\x0f\n\x07updates\x18\x06 \x01(\x04\x12\x18\n\x10max_wait_seconds\x18\x07 \x01(\x01\x12&\n\ttransport\x18\x08 \x01(\x0e\x32\x13.shoal.v1.Transport\x12\r\n\x05nonce\x18\t \x01(\t\"\xbd\x02\n\x0cSampledBatch\x12\x0c\n\x04keys\x18\x01 \x01(\x0c\x12\x13\n\x0bprobability\x18\x02 \x01(\x0c\x12\x10\n\x08priority\x18\x03 \x01(\x0c\x12\x15\n\rtimes_sampled\x18\x04 \x01(\x0c\x12%\n\x0bobservation\x18\x05 \x03(\x0b\x32\x10.shoal.v1.Tensor\x12 \n\x06\x61\x63tion\x18\x06 \x01(\x0b\x32\x10.shoal.v1.Tensor\x12\x15\n\rn_step_return\x18\x07 \x01(\x0c\x12\x10\n\x08\x64iscount\x18\x08 \x01(\x0c\x12*\n\x10next_observation\x18\t \x03(\x0b\x32\x10.shoal.v1.Tensor\x12\x16\n\x0epolicy_version\x18\n \x01(\x0c\x12\x13\n\x0b\x61ge_seconds\x18\x0b \x01(\x0c\x12\x16\n\x0e\x62ootstrap_keys\x18\x0c \x01(\x0c\"\xe5\x01\n\x0eSampleResponse\x12&\n\x06status\x18\x01 \x01(\x0e\x32\x16.shoal.v1.SampleStatus\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\'\n\x07\x62\x61tches\x18\x03 \x03(\x0b\x32\x16.shoal.v1.SampledBatch\x12\x11\n\tnum_items\x18\x04 \x01(\x04\x12\x1a\n\x12priority_mass_log2\x18\x05 \x01(\x01\x12\x31\n\x0fpriority_result\x18\x06 \x01(\x0b\x32\x18.shoal.v1.PriorityResult\x12\x10\n\x08table_id\x18\x07 \x01(\x06\"g\n\x0ePriorityResult\x12\x0f\n\x07outcome\x18\x01 \x01(\x0c\x12\x0f\n\x07\x61pplied\x18\x02 \x01(\x04\x12\r\n\x05stale\x18\x03 \x01(\x04\x12\x10\n\x08rejected\x18\x04 \x01(\x04\x12\x12\n\nsuperseded\x18\x05 \x01(\x04\"f\n\x17UpdatePrioritiesRequest\x12\x1c\n\x04peer\x18\x01 \x01(\x0b\x32\x0e.shoal.v1.Peer\x12-\n\npriorities\x18\x02 \x01(\x0b\x32\x19.shoal.v1.PriorityUpdates\"D\n\x18UpdatePrioritiesResponse\x12(\n\x06result\x18\x01 \x01(\x0b\x32\x18.shoal.v1.PriorityResult\"4\n\x14GetReplayInfoRequest\x12\x1c\n\x04peer\x18\x01 \x01(\x0b\x32\x0e.shoal.v1.Peer\"\xb9\x01\n\x0cStepCounters\x12\x14\n\x0c\x61\x63knowledged\x18\x01 \x01(\x04\x12\x10\n\x08resident\x18\x02 \x01(\x04\x12\x13\n\x0boverwritten\x18\x03 \x01(\x04\x12\r\n\x05reset\x18\x04 \x01(\x04\x12\x13\n\x0bquarantined\x18\x05 \x01(\x04\x12\x11\n\tlost_tail\x18\x06 \x01(\x04\x12\r\n\x05items\x18\x07 \x01(\x04\x12\x0e\n\x06unripe\x18\x08 \x01(\x04\x12\x16\n\x0eunripe_evicted\x18\t \x01(\x04\"\xd4\x01\n\x10RateLimiterState\x12\x1a\n\x12samples_per_insert\x18\x01 \x01(\x01\x12\x14\n\x0c\x65rror_buffer\x18\x02 \x01(\x01\x12\x1a\n\x12min_size_to_sample\x18\x03 \x01(\x04\x12\x16\n\x0einserted_items\x18\x04 \x01(\x04\x12\x15\n\rsampled_items\x18\x05 \x01(\x04\x12\x16\n\x0einsert_blocked\x18\x06 \x01(\x08\x12\x16\n\x0esample_blocked\x18\x07 \x01(\x08\x12\x13\n\x0b\x65xplanation\x18\x08 \x01(\t\"J\n\x06Waiter\x12\x11\n\tpeer_name\x18\x01 \x01(\t\x12\x0c\n\x04\x63\x61ll\x18\x02 \x01(\t\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\x12\x0e\n\x06reason\x18\x04 \x01(\t\"\xb0\x01\n\tActorInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\x1a\n\x12\x61\x63knowledged_steps\x18\x03 \x01(\x04\x12\x1c\n\x14seconds_since_insert\x18\x04 \x01(\x01\x12)\n\x08\x63ounters\x18\x05 \x01(\x0b\x32\x17.shoal.v1.ActorCounters\x12\x1b\n\x13last_policy_version\x18\x06 \x01(\x04\"\xc1\x03\n\x15GetReplayInfoResponse\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x1a\n\x12replay_incarnation\x18\x02 \x01(\x06\x12 \n\x06schema\x18\x03 \x01(\x0b\x32\x10.shoal.v1.Schema\x12\x15\n\rcapacity_rows\x18\x04 \x01(\x04\x12\x0c\n\x04rows\x18\x05 \x01(\x04\x12\x11\n\tnum_items\x18\x06 \x01(\x04\x12\x0e\n\x06n_step\x18\x07 \x01(\r\x12\x10\n\x08\x64iscount\x18\x08 \x01(\x01\x12%\n\x05steps\x18\t \x01(\x0b\x32\x16.shoal.v1.StepCounters\x12+\n\x07limiter\x18\n \x01(\x0b\x32\x1a.shoal.v1.RateLimiterState\x12!\n\x07waiters\x18\x0b \x03(\x0b\x32\x10.shoal.v1.Waiter\x12#\n\x06\x61\x63tors\x18\x0c \x03(\x0b\x32\x13.shoal.v1.ActorInfo\x12\x16\n\x0enewest_version\x18\r \x01(\x04\x12\x15\n\rmapped_folder\x18\x0e \x01(\t\x12\x12\n\nnonce_file\x18\x0f \x01(\t\x12\x10\n\x08table_id\x18\x10 \x01(\x06\x12\x0f\n\x07ring_id\x18\x11 \x01(\x06\"\x91\x01\n\x0eInspectRequest\x12\x1c\n\x04peer\x18\x01 \x01(\x0b\x32\x0e.shoal.v1.Peer\x12%\n\x05order\x18\x02 \x01(\x0e\x32\x16.shoal.v1.InspectOrder\x12\x11\n\tmax_items\x18\x03 \x01(\r\x12\r\n\x05\x61\x63tor\x18\x04 \x01(\t\x12\x0b\n\x03key\x18\x05 \x01(\x03\x12\x0b\n\x03one\x18\x06 \x01(\x08\"\xe4\x01\n\rInspectedItem\x12\x0b\n\x03key\x18\x01 \x01(\x03\x12\r\n\x05\x61\x63tor\x18\x02 \x01(\t\x12\x10\n\x08priority\x18\x03 \x01(\x01\x12\x15\n\rtimes_sampled\x18\x04 \x01(\x03\x12\x13\n\x0b\x61ge_seconds\x18\x05 \x01(\x01\x12\x16\n\x0epolicy_version\x18\x06 \x01(\x04\x12\x15\n\rn_step_return\x18\x07 \x01(\x02\x12\x10\n\x08\x64iscount\x18\x08 \x01(\x02\x12\x15\n\rbootstrap_key\x18\t \x01(\x03\x12!\n\x07\x63olumns\x18\n \x03(\x0b\x32\x10.shoal.v1.Tensor\"b\n\x0fInspectResponse\x12&\n\x05items\x18\x01 \x03(\x0b\x32\x17.shoal.v1.InspectedItem\x12\'\n\nhistograms\x18\x02 \x03(\x0b\x32\x13.shoal.v1.Histogram\"8\n\tHistogram\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x65\x64ges\x18\x02 \x03(\x01\x12\x0e\n\x06\x63ounts\x18\x03 \x03(\x04\"?\n\x0fSnapshotRequest\x12\x1c\n\x04peer\x18\x01 \x01(\x0b\x32\x0e.shoal.v1.Peer\x12\x0e\n\x06\x66older\x18\x02 \x01(\t\"A\n\x10SnapshotResponse\x12\r\n\x05steps\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0f\n\x07seconds\x18\x03 \x01(\x01*\xf4\x01\n\x0cInsertStatus\x12\x1d\n\x19INSERT_STATUS_UNSPECIFIED\x10\x00\x12\x19\n\x15INSERT_STATUS_APPLIED\x10\x01\x12\x1b\n\x17INSERT_STATUS_DUPLICATE\x10\x02\x12\x19\n\x15INSERT_STATUS_BLOCKED\x10\x03\x12\x1e\n\x1aINSERT_STATUS_OUT_OF_ORDER\x10\x04\x12\x1d\n\x19INSERT_STATUS_NEED_SCHEMA\x10\x05\x12\x19\n\x15INSERT_STATUS_REFUSED\x10\x06\x12\x18\n\x14INSERT_STATUS_FENCED\x10\x07*P\n\tTransport\x12\x19\n\x15TRANSPORT_UNSPECIFIED\x10\x00\x12\x12\n\x0eTRANSPORT_GRPC\x10\x01\x12\x14\n\x10TRANSPORT_MAPPED\x10\x02*z\n\x0cSampleStatus\x12\x1d\n\x19SAMPLE_STATUS_UNSPECIFIED\x10\x00\x12\x14\n\x10SAMPLE_STATUS_OK\x10\x01\x12\x19\n\x15SAMPLE_STATUS_WAITING\x10\x02\x12\x1a\n\x16SAMPLE_STATUS_UNPROVEN\x10\x03*\x85\x01\n\x0cInspectOrder\x12\x1d\n\x19INSPECT_ORDER_UNSPECIFIED\x10\x00\x12\"\n\x1eINSPECT_ORDER_HIGHEST_PRIORITY\x10\x01\x12\x18\n\x14INSPECT_ORDER_OLDEST\x10\x02\x12\x18\n\x14INSPECT_ORDER_NEWEST\x10\x03\x32\xb3\x03\n\rReplayService\x12;\n\x06Insert\x12\x17.shoal.v1.InsertRequest\x1a\x18.shoal.v1.InsertResponse\x12;\n\x06Sample\x12\x17.shoal.v1.SampleRequest\x1a\x18.shoal.v1.SampleResponse\x12Y\n\x10UpdatePriorities\x12!.shoal.v1.UpdatePrioritiesRequest\x1a\".shoal.v1.UpdatePrioritiesResponse\x12J\n\x07GetInfo\x12\x1e.shoal.v1.GetReplayInfoRequest\x1a\x1f.shoal.v1.GetReplayInfoResponse\x12>\n\x07Inspect\x12\x18.shoal.v1.InspectRequest\x1a\x19.shoal.v1.InspectResponse\x12\x41\n\x08Snapshot\x12\x19.shoal.v1.SnapshotRequest\x1a\x1a.shoal.v1.SnapshotResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15shoal/v1/replay.proto\x12\x08shoal.v1\x1a\x19shoal/v1/experience.proto\x1a\x15shoal/v1/tensor.proto\"\x89\x01\n\rInsertRequest\x12\x1c\n\x04peer\x18\x01 \x01(\x0b\x32\x0e.shoal.v1.Peer\x12 \n\x06schema\x18\x02 \x01(\x0b\x32\x10.shoal.v1.Schema\x12\x1e\n\x05\x63hunk\x18\x03 \x01(\x0b\x32\x0f.shoal.v1.Chunk\x12\x18\n\x10max_wait_seconds\x18\x04 \x01(\x01\"\xcb\x01\n\x0eInsertResponse\x12&\n\x06status\x18\x01 \x01(\x0e\x32\x16.shoal.v1.InsertStatus\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x15\n\rnext_sequence\x18\x03 \x01(\x04\x12\x16\n\x0enewest_version\x18\x04 \x01(\x04\x12\x1b\n\x13retry_after_seconds\x18\x05 \x01(\x01\x12\x19\n\x11quarantined_lanes\x18\x06 \x03(\r\x12\x1a\n\x12replay_incarnation\x18\x07 \x01(\x06\"C\n\x0fPriorityUpdates\x12\x10\n\x08table_id\x18\x01 \x01(\x06\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\x12\x10\n\x08td_error\x18\x03 \x01(\x0c\"\xff\x01\n\rSampleRequest\x12\x1c\n\x04peer\x18\x01 \x01(\x0b\x32\x0e.shoal.v1.Peer\x12\x13\n\x0bnum_batches\x18\x02 \x01(\r\x12\x12\n\nbatch_size\x18\x03 \x01(\r\x12-\n\npriorities\x18\x04 \x01(\x0b\x32\x19.shoal.v1.PriorityUpdates\x12\x16\n\x0enewest_version\x18\x05 \x01(\x04\x12\x0f\n\x07updates\x18\x06 \x01(\x04\x12\x18\n\x10max_wait_seconds\x18\x07 \x01(\x01\x12&\n\ttransport\x18\x08 \x01(\x0e\x32\x13.shoal.v1.Transport\x12\r\n\x05nonce\x18\t \x01(\t\"\xbd\x02\n\x0cSampledItems\x12\x0c\n\x04keys\x18\x01 \x01(\x0c\x12\x13\n\x0bprobability\x18\x02 \x01(\x0c\x12\x10\n\x08priority\x18\x03 \x01(\x0c\x12\x15\n\rtimes_sampled\x18\x04 \x01(\x0c\x12%\n\x0bobservation\x18\x05 \x03(\x0b\x32\x10.shoal.v1.Tensor\x12 \n\x06\x61\x63tion\x18\x06 \x01(\x0b\x32\x10.shoal.v1.Tensor\x12\x15\n\rn_step_return\x18\x07 \x01(\x0c\x12\x10\n\x08\x64iscount\x18\x08 \x01(\x0c\x12*\n\x10next_observation\x18\t \x03(\x0b\x32\x10.shoal.v1.Tensor\x12\x16\n\x0epolicy_version\x18\n \x01(\x0c\x12\x13\n\x0b\x61ge_seconds\x18\x0b \x01(\x0c\x12\x16\n\x0e\x62ootstrap_keys\x18\x0c \x01(\x0c\"\xe3\x01\n\x0eSampleResponse\x12&\n\x06status\x18\x01 \x01(\x0e\x32\x16.shoal.v1.SampleStatus\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12%\n\x05items\x18\x03 \x01(\x0b\x32\x16.shoal.v1.SampledItems\x12\x11\n\tnum_items\x18\x04 \x01(\x04\x12\x1a\n\x12priority_mass_log2\x18\x05 \x01(\x01\x12\x31\n\x0fpriority_result\x18\x06 \x01(\x0b\x32\x18.shoal.v1.PriorityResult\x12\x10\n\x08table_id\x18\x07 \x01(\x06\"g\n\x0ePriorityResult\x12\x0f\n\x07outcome\x18\x01 \x01(\x0c\x12\x0f\n\x07\x61pplied\x18\x02 \x01(\x04\x12\r\n\x05stale\x18\x03 \x01(\x04\x12\x10\n\x08rejected\x18\x04 \x01(\x04\x12\x12\n\nsuperseded\x18\x05 \x01(\x04\"f\n\x17UpdatePrioritiesRequest\x12\x1c\n\x04peer\x18\x01 \x01(\x0b\x32\x0e.shoal.v1.Peer\x12-\n\npriorities\x18\x02 \x01(\x0b\x32\x19.shoal.v1.PriorityUpdates\"D\n\x18UpdatePrioritiesResponse\x12(\n\x06result\x18\x01 \x01(\x0b\x32\x18.shoal.v1.PriorityResult\"4\n\x14GetReplayInfoRequest\x12\x1c\n\x04peer\x18\x01 \x01(\x0b\x32\x0e.shoal.v1.Peer\"\xb9\x01\n\x0cStepCounters\x12\x14\n\x0c\x61\x63knowledged\x18\x01 \x01(\x04\x12\x10\n\x08resident\x18\x02 \x01(\x04\x12\x13\n\x0boverwritten\x18\x03 \x01(\x04\x12\r\n\x05reset\x18\x04 \x01(\x04\x12\x13\n\x0bquarantined\x18\x05 \x01(\x04\x12\x11\n\tlost_tail\x18\x06 \x01(\x04\x12\r\n\x05items\x18\x07 \x01(\x04\x12\x0e\n\x06unripe\x18\x08 \x01(\x04\x12\x16\n\x0eunripe_evicted\x18\t \x01(\x04\"\xd4\x01\n\x10RateLimiterState\x12\x1a\n\x12samples_per_insert\x18\x01 \x01(\x01\x12\x14\n\x0c\x65rror_buffer\x18\x02 \x01(\x01\x12\x1a\n\x12min_size_to_sample\x18\x03 \x01(\x04\x12\x16\n\x0einserted_items\x18\x04 \x01(\x04\x12\x15\n\rsampled_items\x18\x05 \x01(\x04\x12\x16\n\x0einsert_blocked\x18\x06 \x01(\x08\x12\x16\n\x0esample_blocked\x18\x07 \x01(\x08\x12\x13\n\x0b\x65xplanation\x18\x08 \x01(\t\"J\n\x06Waiter\x12\x11\n\tpeer_name\x18\x01 \x01(\t\x12\x0c\n\x04\x63\x61ll\x18\x02 \x01(\t\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\x12\x0e\n\x06reason\x18\x04 \x01(\t\"\xb0\x01\n\tActorInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\x1a\n\x12\x61\x63knowledged_steps\x18\x03 \x01(\x04\x12\x1c\n\x14seconds_since_insert\x18\x04 \x01(\x01\x12)\n\x08\x63ounters\x18\x05 \x01(\x0b\x32\x17.shoal.v1.ActorCounters\x12\x1b\n\x13last_policy_version\x18\x06 \x01(\x04\"\xc1\x03\n\x15GetReplayInfoResponse\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x1a\n\x12replay_incarnation\x18\x02 \x01(\x06\x12 \n\x06schema\x18\x03 \x01(\x0b\x32\x10.shoal.v1.Schema\x12\x15\n\rcapacity_rows\x18\x04 \x01(\x04\x12\x0c\n\x04rows\x18\x05 \x01(\x04\x12\x11\n\tnum_items\x18\x06 \x01(\x04\x12\x0e\n\x06n_step\x18\x07 \x01(\r\x12\x10\n\x08\x64iscount\x18\x08 \x01(\x01\x12%\n\x05steps\x18\t \x01(\x0b\x32\x16.shoal.v1.StepCounters\x12+\n\x07limiter\x18\n \x01(\x0b\x32\x1a.shoal.v1.RateLimiterState\x12!\n\x07waiters\x18\x0b \x03(\x0b\x32\x10.shoal.v1.Waiter\x12#\n\x06\x61\x63tors\x18\x0c \x03(\x0b\x32\x13.shoal.v1.ActorInfo\x12\x16\n\x0enewest_version\x18\r \x01(\x04\x12\x15\n\rmapped_folder\x18\x0e \x01(\t\x12\x12\n\nnonce_file\x18\x0f \x01(\t\x12\x10\n\x08table_id\x18\x10 \x01(\x06\x12\x0f\n\x07ring_id\x18\x11 \x01(\x06\"\x91\x01\n\x0eInspectRequest\x12\x1c\n\x04peer\x18\x01 \x01(\x0b\x32\x0e.shoal.v1.Peer\x12%\n\x05order\x18\x02 \x01(\x0e\x32\x16.shoal.v1.InspectOrder\x12\x11\n\tmax_items\x18\x03 \x01(\r\x12\r\n\x05\x61\x63tor\x18\x04 \x01(\t\x12\x0b\n\x03key\x18\x05 \x01(\x03\x12\x0b\n\x03one\x18\x06 \x01(\x08\"\xe4\x01\n\rInspectedItem\x12\x0b\n\x03key\x18\x01 \x01(\x03\x12\r\n\x05\x61\x63tor\x18\x02 \x01(\t\x12\x10\n\x08priority\x18\x03 \x01(\x01\x12\x15\n\rtimes_sampled\x18\x04 \x01(\x03\x12\x13\n\x0b\x61ge_seconds\x18\x05 \x01(\x01\x12\x16\n\x0epolicy_version\x18\x06 \x01(\x04\x12\x15\n\rn_step_return\x18\x07 \x01(\x02\x12\x10\n\x08\x64iscount\x18\x08 \x01(\x02\x12\x15\n\rbootstrap_key\x18\t \x01(\x03\x12!\n\x07\x63olumns\x18\n \x03(\x0b\x32\x10.shoal.v1.Tensor\"b\n\x0fInspectResponse\x12&\n\x05items\x18\x01 \x03(\x0b\x32\x17.shoal.v1.InspectedItem\x12\'\n\nhistograms\x18\x02 \x03(\x0b\x32\x13.shoal.v1.Histogram\"8\n\tHistogram\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x65\x64ges\x18\x02 \x03(\x01\x12\x0e\n\x06\x63ounts\x18\x03 \x03(\x04\"?\n\x0fSnapshotRequest\x12\x1c\n\x04peer\x18\x01 \x01(\x0b\x32\x0e.shoal.v1.Peer\x12\x0e\n\x06\x66older\x18\x02 \x01(\t\"A\n\x10SnapshotResponse\x12\r\n\x05steps\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0f\n\x07seconds\x18\x03 \x01(\x01*\xf4\x01\n\x0cInsertStatus\x12\x1d\n\x19INSERT_STATUS_UNSPECIFIED\x10\x00\x12\x19\n\x15INSERT_STATUS_APPLIED\x10\x01\x12\x1b\n\x17INSERT_STATUS_DUPLICATE\x10\x02\x12\x19\n\x15INSERT_STATUS_BLOCKED\x10\x03\x12\x1e\n\x1aINSERT_STATUS_OUT_OF_ORDER\x10\x04\x12\x1d\n\x19INSERT_STATUS_NEED_SCHEMA\x10\x05\x12\x19\n\x15INSERT_STATUS_REFUSED\x10\x06\x12\x18\n\x14INSERT_STATUS_FENCED\x10\x07*P\n\tTransport\x12\x19\n\x15TRANSPORT_UNSPECIFIED\x10\x00\x12\x12\n\x0eTRANSPORT_GRPC\x10\x01\x12\x14\n\x10TRANSPORT_MAPPED\x10\x02*z\n\x0cSampleStatus\x12\x1d\n\x19SAMPLE_STATUS_UNSPECIFIED\x10\x00\x12\x14\n\x10SAMPLE_STATUS_OK\x10\x01\x12\x19\n\x15SAMPLE_STATUS_WAITING\x10\x02\x12\x1a\n\x16SAMPLE_STATUS_UNPROVEN\x10\x03*\x85\x01\n\x0cInspectOrder\x12\x1d\n\x19INSPECT_ORDER_UNSPECIFIED\x10\x00\x12\"\n\x1eINSPECT_ORDER_HIGHEST_PRIORITY\x10\x01\x12\x18\n\x14INSPECT_ORDER_OLDEST\x10\x02\x12\x18\n\x14INSPECT_ORDER_NEWEST\x10\x03\x32\xb3\x03\n\rReplayService\x12;\n\x06Insert\x12\x17.shoal.v1.InsertRequest\x1a\x18.shoal.v1.InsertResponse\x12;\n\x06Sample\x12\x17.shoal.v1.SampleRequest\x1a\x18.shoal.v1.SampleResponse\x12Y\n\x10UpdatePriorities\x12!.shoal.v1.UpdatePrioritiesRequest\x1a\".shoal.v1.UpdatePrioritiesResponse\x12J\n\x07GetInfo\x12\x1e.shoal.v1.GetReplayInfoRequest\x1a\x1f.shoal.v1.GetReplayInfoResponse\x12>\n\x07Inspect\x12\x18.shoal.v1.InspectRequest\x1a\x19.shoal.v1.InspectResponse\x12\x41\n\x08Snapshot\x12\x19.shoal.v1.SnapshotRequest\x1a\x1a.shoal.v1.SnapshotResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'shoal.v1.replay_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_INSERTSTATUS']._serialized_start=3423
-  _globals['_INSERTSTATUS']._serialized_end=3667
-  _globals['_TRANSPORT']._serialized_start=3669
-  _globals['_TRANSPORT']._serialized_end=3749
-  _globals['_SAMPLESTATUS']._serialized_start=3751
-  _globals['_SAMPLESTATUS']._serialized_end=3873
-  _globals['_INSPECTORDER']._serialized_start=3876
-  _globals['_INSPECTORDER']._serialized_end=4009
+  _globals['_INSERTSTATUS']._serialized_start=3421
+  _globals['_INSERTSTATUS']._serialized_end=3665
+  _globals['_TRANSPORT']._serialized_start=3667
+  _globals['_TRANSPORT']._serialized_end=3747
+  _globals['_SAMPLESTATUS']._serialized_start=3749
+  _globals['_SAMPLESTATUS']._serialized_end=3871
+  _globals['_INSPECTORDER']._serialized_start=3874
+  _globals['_INSPECTORDER']._serialized_end=4007
   _globals['_INSERTREQUEST']._serialized_start=86
   _globals['_INSERTREQUEST']._serialized_end=223
   _globals['_INSERTRESPONSE']._serialized_start=226
@@ -49,40 +49,40 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PRIORITYUPDATES']._serialized_end=498
   _globals['_SAMPLEREQUEST']._serialized_start=501
   _globals['_SAMPLEREQUEST']._serialized_end=756
-  _globals['_SAMPLEDBATCH']._serialized_start=759
-  _globals['_SAMPLEDBATCH']._serialized_end=1076
+  _globals['_SAMPLEDITEMS']._serialized_start=759
+  _globals['_SAMPLEDITEMS']._serialized_end=1076
   _globals['_SAMPLERESPONSE']._serialized_start=1079
-  _globals['_SAMPLERESPONSE']._serialized_end=1308
-  _globals['_PRIORITYRESULT']._serialized_start=1310
-  _globals['_PRIORITYRESULT']._serialized_end=1413
-  _globals['_UPDATEPRIORITIESREQUEST']._serialized_start=1415
-  _globals['_UPDATEPRIORITIESREQUEST']._serialized_end=1517
-  _globals['_UPDATEPRIORITIESRESPONSE']._serialized_start=1519
-  _globals['_UPDATEPRIORITIESRESPONSE']._serialized_end=1587
-  _globals['_GETREPLAYINFOREQUEST']._serialized_start=1589
-  _globals['_GETREPLAYINFOREQUEST']._serialized_end=1641
-  _globals['_STEPCOUNTERS']._serialized_start=1644
-  _globals['_STEPCOUNTERS']._serialized_end=1829
-  _globals['_RATELIMITERSTATE']._serialized_start=1832
-  _globals['_RATELIMITERSTATE']._serialized_end=2044
-  _globals['_WAITER']._serialized_start=2046
-  _globals['_WAITER']._serialized_end=2120
-  _globals['_ACTORINFO']._serialized_start=2123
-  _globals['_ACTORINFO']._serialized_end=2299
-  _globals['_GETREPLAYINFORESPONSE']._serialized_start=2302
-  _globals['_GETREPLAYINFORESPONSE']._serialized_end=2751
-  _globals['_INSPECTREQUEST']._serialized_start=2754
-  _globals['_INSPECTREQUEST']._serialized_end=2899
-  _globals['_INSPECTEDITEM']._serialized_start=2902
-  _globals['_INSPECTEDITEM']._serialized_end=3130
-  _globals['_INSPECTRESPONSE']._serialized_start=3132
-  _globals['_INSPECTRESPONSE']._serialized_end=3230
-  _globals['_HISTOGRAM']._serialized_start=3232
-  _globals['_HISTOGRAM']._serialized_end=3288
-  _globals['_SNAPSHOTREQUEST']._serialized_start=3290
-  _globals['_SNAPSHOTREQUEST']._serialized_end=3353
-  _globals['_SNAPSHOTRESPONSE']._serialized_start=3355
-  _globals['_SNAPSHOTRESPONSE']._serialized_end=3420
-  _globals['_REPLAYSERVICE']._serialized_start=4012
-  _globals['_REPLAYSERVICE']._serialized_end=4447
+  _globals['_SAMPLERESPONSE']._serialized_end=1306
+  _globals['_PRIORITYRESULT']._serialized_start=1308
+  _globals['_PRIORITYRESULT']._serialized_end=1411
+  _globals['_UPDATEPRIORITIESREQUEST']._serialized_start=1413
+  _globals['_UPDATEPRIORITIESREQUEST']._serialized_end=1515
+  _globals['_UPDATEPRIORITIESRESPONSE']._serialized_start=1517
+  _globals['_UPDATEPRIORITIESRESPONSE']._serialized_end=1585
+  _globals['_GETREPLAYINFOREQUEST']._serialized_start=1587
+  _globals['_GETREPLAYINFOREQUEST']._serialized_end=1639
+  _globals['_STEPCOUNTERS']._serialized_start=1642
+  _globals['_STEPCOUNTERS']._serialized_end=1827
+  _globals['_RATELIMITERSTATE']._serialized_start=1830
+  _globals['_RATELIMITERSTATE']._serialized_end=2042
+  _globals['_WAITER']._serialized_start=2044
+  _globals['_WAITER']._serialized_end=2118
+  _globals['_ACTORINFO']._serialized_start=2121
+  _globals['_ACTORINFO']._serialized_end=2297
+  _globals['_GETREPLAYINFORESPONSE']._serialized_start=2300
+  _globals['_GETREPLAYINFORESPONSE']._serialized_end=2749
+  _globals['_INSPECTREQUEST']._serialized_start=2752
+  _globals['_INSPECTREQUEST']._serialized_end=2897
+  _globals['_INSPECTEDITEM']._serialized_start=2900
+  _globals['_INSPECTEDITEM']._serialized_end=3128
+  _globals['_INSPECTRESPONSE']._serialized_start=3130
+  _globals['_INSPECTRESPONSE']._serialized_end=3228
+  _globals['_HISTOGRAM']._serialized_start=3230
+  _globals['_HISTOGRAM']._serialized_end=3286
+  _globals['_SNAPSHOTREQUEST']._serialized_start=3288
+  _globals['_SNAPSHOTREQUEST']._serialized_end=3351
+  _globals['_SNAPSHOTRESPONSE']._serialized_start=3353
+  _globals['_SNAPSHOTRESPONSE']._serialized_end=3418
+  _globals['_REPLAYSERVICE']._serialized_start=4010
+  _globals['_REPLAYSERVICE']._serialized_end=4445
 # @@protoc_insertion_point(module_scope)
