@@ -1,10 +1,12 @@
-"""What shoal's replay does under other traffic and with age: latencies beside writers, after many laps, and memory."""
+"""What shoal's replay does under other traffic and with age: latencies beside writers and snapshots, laps, memory."""
 
 from __future__ import annotations
 
+import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from typing import Dict, List
@@ -182,6 +184,38 @@ def age(capacity: int, num_rounds: int, inserts: int) -> Dict[str, float]:
     return {**_percentiles(taken), **memory}
 
 
+def snapshot(capacity: int, num_rounds: int) -> Dict[str, float]:
+    """p50 and p99 of inserts of 1,000 steps while snapshots of a full mapped ring are taken, and quiet.
+
+    A round is one snapshot, and as many inserts before it as came while it lasted.
+    """
+    load = workload("small", capacity)
+    taken: Dict[str, List[List[float]]] = {"insert_quiet": [], "insert_snapshot": []}
+    with tempfile.TemporaryDirectory(prefix="shoal-bench-snapshot-") as data:
+        server = ShoalServer(load, flags=("--replay.data_dir", f"{data}/rings"))
+        DirectWriter(load, server.address, 4096).insert(-(-capacity // 4096))
+        writer = DirectWriter(load, server.address, CHUNK)
+        writer.insert(20)
+        stub = replay_pb2_grpc.ReplayServiceStub(connect(server.address))
+        peer = Peer(RUN_ID, experience_pb2.ROLE_OPERATOR, "operator").to_proto()
+        count = 100
+        for number in range(num_rounds):
+            copy = f"{data}/copy-{number}"
+            quiet = writer.insert(count)
+            under_way = stub.Snapshot.future(replay_pb2.SnapshotRequest(peer=peer, folder=copy), timeout=60.0)
+            beside: List[float] = []
+            while not under_way.done():
+                beside += writer.insert(1)
+            under_way.result()
+            shutil.rmtree(copy)
+            if number:  # the first says how many there are in one
+                taken["insert_quiet"].append(quiet)
+                taken["insert_snapshot"].append(beside)
+            count = len(beside)
+        server.stop()
+    return _percentiles(taken)
+
+
 def _percentiles(taken: Dict[str, List[List[float]]]) -> Dict[str, float]:
     """Median over the rounds of each round's percentile: one hiccup of the machine spoils one round."""
     return {
@@ -192,4 +226,4 @@ def _percentiles(taken: Dict[str, List[List[float]]]) -> Dict[str, float]:
 
 
 if __name__ == "__main__":
-    sys.exit(serve_calls({"beside": beside, "age": age}))
+    sys.exit(serve_calls({"beside": beside, "age": age, "snapshot": snapshot}))
