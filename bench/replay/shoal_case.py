@@ -12,7 +12,7 @@ import numpy as np
 
 from bench.replay.experience import ChunkStream, schema_of
 from bench.replay.memory import resident_bytes
-from bench.replay.protocol import Timing, serve
+from bench.replay.protocol import Timing, serve, time_round
 from bench.replay.shoal_server import RUN_ID, ShoalServer
 from bench.replay.workload import IMPORTANCE_EXPONENT, Workload
 from services.actor.chunk_sender import ChunkSender
@@ -106,12 +106,7 @@ class ShoalCase:
 
     def sample(self, batch: int, count: int, variant: str) -> Timing:  # noqa: ARG002
         client = self._client(batch)
-        for _ in range(2 * AHEAD):  # what was drawn ahead between the rounds is used up
-            self._draw(client)
-        began = time.perf_counter()
-        for _ in range(count):
-            self._draw(client)
-        return Timing(count, time.perf_counter() - began)
+        return time_round(lambda: self._draw(client), count, warm_up=2 * AHEAD)
 
     def close(self) -> None:
         self._lifecycle.stop("the benchmark is over")

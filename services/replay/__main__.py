@@ -21,11 +21,12 @@ from services.common.service import main
 from services.replay.footprint import in_words, refuse_more_than_memory, rows_for, total_bytes
 from services.replay.metrics import TableCollector
 from services.replay.quarantine_dump import QuarantineDump
+from services.replay.rate_limiter import make_limiter
 from services.replay.registration import add_to_server
 from services.replay.ring_folder import RingFolder
 from services.replay.sampler import SamplerSettings
 from services.replay.servicer import ReplayServicer
-from services.replay.table import Table, TableSettings, make_limiter
+from services.replay.table import Table, TableSettings
 from shoal.v1 import experience_pb2
 
 MAX_WORKERS = 64  # calls at once; half of them may be inserts that wait

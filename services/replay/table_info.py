@@ -19,7 +19,7 @@ from services.replay.sampler import SamplerSettings
 
 @dataclass(frozen=True)
 class TableSettings:
-    """How a table is made; the parts check the values and say what is wrong with them."""
+    """How a table is made; the parts check what is theirs and say what is wrong with it."""
 
     capacity: int  # rows, final observations included
     n_step: int = 3
@@ -36,6 +36,23 @@ class TableSettings:
     max_version_lead: int = 10_000  # versions that a step may be ahead of the newest that was heard of
     max_actor_silence_s: float = 60.0  # after it an actor's open windows are closed
     seed: int = 0
+
+    def check(self) -> None:
+        """Compare the settings that are nobody else's to check.
+
+        Raises:
+            ValueError: they do not fit together.
+        """
+        if self.max_batch_size > self.capacity:
+            raise ValueError(
+                f"batches of up to {self.max_batch_size} items are larger than the table of {self.capacity} "
+                f"rows; lower the batch size or raise the capacity"
+            )
+        if self.max_waiting_inserts < 0 or not self.max_actor_silence_s > 0.0:
+            raise ValueError(
+                f"max_waiting_inserts is {self.max_waiting_inserts} and max_actor_silence_s "
+                f"{self.max_actor_silence_s}; they must be at least 0, and above 0"
+            )
 
 
 @dataclass(frozen=True)
