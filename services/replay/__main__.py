@@ -133,6 +133,8 @@ class Tables:
 
     def populate(self, stopping: threading.Event) -> None:
         """Take in the pages of a mapped ring ahead of its head, in pieces, until all are there."""
+        if self._path is None:  # a ring in memory: looking for pages again and again would take time from the calls
+            return
         while not stopping.wait(POPULATE_PERIOD_S):
             if self._folder is not None and not self._folder.populate(POPULATE_BYTES):
                 return

@@ -15,16 +15,19 @@ from services.common.lifecycle import Lifecycle
 from services.common.peer import Peer
 from services.common.ring_layout import RingFormat
 from services.common.rpc import Server
+from services.learner import replay_client
 from services.learner.replay_client import ReplayClient
 from services.learner.ring_rows import RingRows, attach
+from services.replay.registration import add_to_server
 from services.replay.ring_folder import RingFolder
 from services.replay.servicer import ReplayServicer
 from services.replay.table import Table, TableSettings
-from shoal.v1 import experience_pb2, replay_pb2, replay_pb2_grpc
+from shoal.v1 import experience_pb2, replay_pb2
+from tests.conftest import Eventually
 from tests.fakes import SCHEMA, FakeLog, make_chunk
 
 CAPACITY, N, K = 256, 16, 4
-ADD = replay_pb2_grpc.add_ReplayServiceServicer_to_server
+ADD = add_to_server
 
 
 class MappedReplay:
@@ -140,6 +143,24 @@ def test_rows_from_the_ring_are_those_of_the_table(make_client: Any, replay: Map
         client.report(drawn, np.full(N, 3.0, np.float32))
     assert client.overwritten == 0
     _draw_until_priorities_arrive(client, replay)
+
+
+def test_large_rows_are_gathered_batch_by_batch_out_of_one_call(
+    make_client: Any, replay: MappedReplay, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+) -> None:
+    row_bytes = sum(2 * spec.num_bytes for spec in SCHEMA.observation)
+    monkeypatch.setattr(replay_client, "MAX_ROW_BYTES", N * row_bytes)
+    monkeypatch.setattr(replay_client, "MAX_WAITING_BYTES", 2 * N * row_bytes)
+    client = make_client("mapped")
+    client.start(SCHEMA)
+    eventually(lambda: client.depth >= 2)
+    sampled = replay.table.info().limiter.sampled_items
+    assert sampled % (K * N) == 0  # calls ask for K batches as ever
+    assert client.depth <= 2 + 2  # what waited, and what the two threads were gathering
+    for _ in range(3 * K):
+        drawn = client.next()
+        assert len(drawn.batch) == N
+        _compare(replay.table, drawn.batch)
 
 
 def test_a_replay_that_comes_back_is_attached_to_anew_and_keeps_its_keys(
