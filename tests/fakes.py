@@ -16,9 +16,10 @@ from services.agent.algorithm import Decision, Update
 from services.agent.normalizer import Normalizer
 from services.common.batch import Batch
 from services.common.chunk import TERMINATED, TRUNCATED, VALID, Chunk, FinalObservations
-from services.common.codec import decode_batch, encode_chunk, encode_schema
+from services.common.codec import encode_chunk, encode_schema
 from services.common.peer import PROTOCOL_VERSION, Peer
 from services.common.rpc import call_once
+from services.common.sample_codec import decode_batch
 from services.common.schema import ActionSpec, Schema, TensorSpec
 from shoal.v1 import experience_pb2, parameters_pb2, parameters_pb2_grpc, replay_pb2
 
@@ -305,7 +306,8 @@ class ReplayPeers:
     def draw(self, batches: int = 1, size: int = 16) -> List[Any]:
         response = self.sample(batches, size)
         assert response.status == replay_pb2.SAMPLE_STATUS_OK, response.reason
-        return [decode_batch(message, response.num_items) for message in response.batches]
+        whole = decode_batch(response.items.SerializeToString(), response.num_items)
+        return whole.split(size)
 
     def update(self, keys: Any, td_error: Any) -> Any:
         """The result, with the outcome of each."""

@@ -1,21 +1,17 @@
-"""Between numpy and the wire: tensors, schemas, chunks, batches. Decoded arrays view the bytes of messages."""
+"""Between numpy and the wire: tensors, schemas, chunks. Decoded arrays view the bytes of messages."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Tuple, Union
 
 import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
-from services.common.batch import Batch, DrawnKeys
 from services.common.chunk import MAX_CHUNK_ROWS, ActorCounters, Chunk, FinalObservations
 from services.common.schema import ActionSpec, Schema, SchemaError, TensorSpec
-from shoal.v1 import experience_pb2, replay_pb2, tensor_pb2
-
-if TYPE_CHECKING:
-    from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
+from shoal.v1 import experience_pb2, tensor_pb2
 
 _WIRE_DTYPES: Dict[str, tensor_pb2.DType.ValueType] = {
     "float16": tensor_pb2.D_TYPE_FLOAT16,
@@ -44,7 +40,7 @@ def encode_tensor(name: str, array: npt.NDArray[Any]) -> tensor_pb2.Tensor:
         SchemaError: its dtype does not travel.
     """
     message = tensor_pb2.Tensor()
-    _fill_tensor(message, name, array)
+    describe_tensor(message, name, array).data = _tensor_bytes(array)
     return message
 
 
@@ -54,10 +50,10 @@ def decode_tensor(tensor: tensor_pb2.Tensor) -> npt.NDArray[Any]:
     Raises:
         SchemaError: unknown dtype or codec, an impossible shape, or the bytes are not as many as the shape says.
     """
-    return _view_tensor(tensor, tensor.data)
+    return view_tensor(tensor, tensor.data)
 
 
-def _view_tensor(tensor: tensor_pb2.Tensor, data: bytes) -> npt.NDArray[Any]:
+def view_tensor(tensor: tensor_pb2.Tensor, data: Union[bytes, memoryview]) -> npt.NDArray[Any]:
     """As `decode_tensor`, of bytes that were read already."""
     if tensor.dtype not in _NUMPY_DTYPES:
         raise SchemaError(f"tensor {tensor.name!r} has the unknown dtype number {tensor.dtype}")
@@ -79,7 +75,7 @@ def _view_tensor(tensor: tensor_pb2.Tensor, data: bytes) -> npt.NDArray[Any]:
         raise SchemaError(f"tensor {tensor.name!r} has the impossible shape {list(shape)}") from None
 
 
-def decode_column(name: str, data: bytes, dtype: str, shape: Tuple[int, ...]) -> npt.NDArray[Any]:
+def decode_column(name: str, data: Union[bytes, memoryview], dtype: str, shape: Tuple[int, ...]) -> npt.NDArray[Any]:
     """View a column whose dtype and shape the message fixes.
 
     Raises:
@@ -135,14 +131,14 @@ def fill_chunk(message: experience_pb2.Chunk, chunk: Chunk) -> None:
     message.num_steps, message.num_lanes = chunk.num_steps, chunk.num_lanes
     packed = _ChunkBytes.of_chunk(chunk)
     for name, data in zip(sorted(chunk.observation), packed.observation):
-        _describe_tensor(message.observation.add(), name, chunk.observation[name]).data = data
-    _describe_tensor(message.action, "action", chunk.action).data = packed.action
+        describe_tensor(message.observation.add(), name, chunk.observation[name]).data = data
+    describe_tensor(message.action, "action", chunk.action).data = packed.action
     message.reward, message.flags, message.policy_version = packed.reward, packed.flags, packed.policy_version
     message.q_taken, message.value = packed.q_taken, packed.value
     final = message.final
     final.step.extend(chunk.final.step.tolist())
     for name, data in zip(sorted(chunk.final.observation), packed.final_observation):
-        _describe_tensor(final.observation.add(), name, chunk.final.observation[name]).data = data
+        describe_tensor(final.observation.add(), name, chunk.final.observation[name]).data = data
     final.value, final.cut = packed.final_value, packed.final_cut
     message.acting_seconds = chunk.acting_seconds
     message.queued_seconds = chunk.queued_seconds
@@ -180,7 +176,7 @@ def decode_chunk(message: experience_pb2.Chunk) -> Chunk:
         sequence=message.sequence,
         first_step=message.first_step,
         observation=_view_tensors(message.observation, packed.observation),
-        action=_view_tensor(message.action, packed.action),
+        action=view_tensor(message.action, packed.action),
         reward=decode_column("reward", packed.reward, "float32", (T, B)),
         flags=decode_column("flags", packed.flags, "uint8", (T, B)),
         policy_version=decode_column("policy_version", packed.policy_version, "int64", (T,)),
@@ -266,78 +262,7 @@ class _ChunkBytes:
         return int(crc) or 1
 
 
-def fill_batch(message: replay_pb2.SampledBatch, batch: Batch, age_seconds: npt.NDArray[np.float32]) -> None:
-    """Pack a sampled batch into an empty message, in its place: handing a message to its parent copies every byte."""
-    message.keys = batch.keys.tobytes()
-    message.probability = batch.probability.tobytes()
-    message.priority = batch.priority.tobytes()
-    message.times_sampled = batch.times_sampled.tobytes()
-    _fill_tensors(message.observation, batch.observation)
-    _fill_tensor(message.action, "action", batch.action)
-    message.n_step_return = batch.n_step_return.tobytes()
-    message.discount = batch.discount.tobytes()
-    _fill_tensors(message.next_observation, batch.next_observation)
-    message.policy_version = batch.policy_version.tobytes()
-    message.age_seconds = age_seconds.tobytes()
-
-
-def fill_drawn(message: replay_pb2.SampledBatch, drawn: DrawnKeys) -> None:
-    """Pack drawn keys, for a learner who gathers the rows itself, into an empty message."""
-    message.keys = drawn.keys.tobytes()
-    message.probability = drawn.probability.tobytes()
-    message.priority = drawn.priority.tobytes()
-    message.times_sampled = drawn.times_sampled.tobytes()
-    message.bootstrap_keys = drawn.bootstrap_keys.tobytes()
-
-
-def decode_drawn(messages: Sequence[replay_pb2.SampledBatch]) -> DrawnKeys:
-    """The drawn keys of several messages, one after the other.
-
-    Raises:
-        SchemaError: the columns of one of them are not of one length.
-    """
-    counts = [len(message.keys) // 8 for message in messages]
-
-    def joined(name: str, dtype: str) -> npt.NDArray[Any]:
-        columns = [decode_column(name, getattr(m, name), dtype, (n,)) for m, n in zip(messages, counts)]
-        return np.concatenate(columns)
-
-    return DrawnKeys(
-        keys=joined("keys", "int64"),
-        probability=joined("probability", "float64"),
-        priority=joined("priority", "float64"),
-        times_sampled=joined("times_sampled", "int64"),
-        bootstrap_keys=joined("bootstrap_keys", "int64"),
-    )
-
-
-def decode_batch(message: replay_pb2.SampledBatch, num_items: int) -> Batch:
-    """View a sampled batch.
-
-    Raises:
-        SchemaError: its columns are not of one length.
-    """
-    n = len(message.keys) // 8
-    return Batch(
-        keys=decode_column("keys", message.keys, "int64", (n,)),
-        probability=decode_column("probability", message.probability, "float64", (n,)),
-        priority=decode_column("priority", message.priority, "float64", (n,)),
-        times_sampled=decode_column("times_sampled", message.times_sampled, "int64", (n,)),
-        observation=_decode_tensors(message.observation),
-        action=decode_tensor(message.action),
-        n_step_return=decode_column("n_step_return", message.n_step_return, "float32", (n,)),
-        discount=decode_column("discount", message.discount, "float32", (n,)),
-        next_observation=_decode_tensors(message.next_observation),
-        policy_version=decode_column("policy_version", message.policy_version, "int64", (n,)),
-        num_items=num_items,
-    )
-
-
-def _fill_tensor(message: tensor_pb2.Tensor, name: str, array: npt.NDArray[Any]) -> None:
-    _describe_tensor(message, name, array).data = _tensor_bytes(array)
-
-
-def _describe_tensor(message: tensor_pb2.Tensor, name: str, array: npt.NDArray[Any]) -> tensor_pb2.Tensor:
+def describe_tensor(message: tensor_pb2.Tensor, name: str, array: npt.NDArray[Any]) -> tensor_pb2.Tensor:
     """Fill in all of an empty message but the bytes; returns it."""
     wire = _WIRE_DTYPES_BY_CODE.get(array.dtype.str[1:])
     if wire is None:
@@ -352,23 +277,12 @@ def _tensor_bytes(array: npt.NDArray[Any]) -> bytes:
     return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
-def _fill_tensors(
-    messages: RepeatedCompositeFieldContainer[tensor_pb2.Tensor], columns: Dict[str, npt.NDArray[Any]]
-) -> None:
-    for name, column in sorted(columns.items()):
-        _fill_tensor(messages.add(), name, column)
-
-
-def _decode_tensors(tensors: Sequence[tensor_pb2.Tensor]) -> Dict[str, npt.NDArray[Any]]:
-    return _view_tensors(tensors, [tensor.data for tensor in tensors])
-
-
 def _view_tensors(tensors: Iterable[tensor_pb2.Tensor], data: Iterable[bytes]) -> Dict[str, npt.NDArray[Any]]:
     columns: Dict[str, npt.NDArray[Any]] = {}
     for tensor, its in zip(tensors, data):
         if tensor.name in columns:
             raise SchemaError(f"tensor {tensor.name!r} came twice in one message")
-        columns[tensor.name] = _view_tensor(tensor, its)
+        columns[tensor.name] = view_tensor(tensor, its)
     return columns
 
 

@@ -24,11 +24,13 @@ from services.common.service import main
 from services.replay.footprint import in_words, refuse_more_than_memory, rows_for, total_bytes
 from services.replay.metrics import TableCollector
 from services.replay.quarantine_dump import QuarantineDump
+from services.replay.rate_limiter import make_limiter
+from services.replay.registration import add_to_server
 from services.replay.ring_folder import RingFolder
 from services.replay.sampler import SamplerSettings
 from services.replay.servicer import ReplayServicer
-from services.replay.table import Table, TableSettings, make_limiter
-from shoal.v1 import experience_pb2, replay_pb2_grpc
+from services.replay.table import Table, TableSettings
+from shoal.v1 import experience_pb2
 
 MAX_WORKERS = 64  # calls at once; half of them may be inserts that wait
 EXPIRY_PERIOD_S = 1.0
@@ -62,7 +64,7 @@ def run(config: RunConfig, lifecycle: Lifecycle, log: Log) -> None:
         security=security,
         on_rejected=metrics.rejected_calls(),
     )
-    server.add(replay_pb2_grpc.add_ReplayServiceServicer_to_server, servicer)
+    server.add(add_to_server, servicer)
     metrics.registry.register(TableCollector(config.run.name, lambda: servicer.table, dump))
     metrics.certificate(security.certificate)
     metrics_port = metrics.serve(
@@ -153,6 +155,8 @@ class Tables:
 
     def populate(self, stopping: threading.Event) -> None:
         """Take in the pages of a mapped ring ahead of its head, in pieces, until all are there."""
+        if self._path is None:  # a ring in memory: looking for pages again and again would take time from the calls
+            return
         while not stopping.wait(POPULATE_PERIOD_S):
             if self._folder is not None and not self._folder.populate(POPULATE_BYTES):
                 return

@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 
-from services.common.codec import encode_tensor, fill_batch, fill_drawn
+from services.common.codec import encode_tensor
+from services.common.sample_codec import pack_batch, pack_drawn, pack_response
+from services.common.wire import Packed
 from services.replay.priorities import PriorityOutcome
-from services.replay.table import SampleStatus, Table
+from services.replay.table import Table
 from services.replay.table_info import InspectedItem, SampleResult
 from shoal.v1 import replay_pb2
 
 
-def sample_response(result: SampleResult, outcome: PriorityOutcome, table_id: int) -> replay_pb2.SampleResponse:
-    drawn = result.status is SampleStatus.OK
+def sample_response(result: SampleResult, outcome: PriorityOutcome, table_id: int) -> bytes:
+    """An encoded `SampleResponse`."""
+    items: Optional[Packed] = None
+    if result.batch is not None:
+        items = pack_batch(result.batch, result.age_s)
+    elif result.drawn is not None:
+        items = pack_drawn(result.drawn)
     response = replay_pb2.SampleResponse(
-        status=replay_pb2.SAMPLE_STATUS_OK if drawn else replay_pb2.SAMPLE_STATUS_WAITING,
+        status=replay_pb2.SampleStatus.ValueType(int(result.status)),
         reason=result.reason,
         num_items=result.num_items,
         priority_mass_log2=result.priority_mass_log2,
         priority_result=priority_result(outcome),
         table_id=table_id,
     )
-    if result.batches:
-        for batch, age_s in zip(result.batches, result.ages_s):
-            fill_batch(response.batches.add(), batch, age_s)
-    else:
-        for keys in result.drawn:
-            fill_drawn(response.batches.add(), keys)
-    return response
+    return pack_response(response, items)
 
 
 def unproven_response(outcome: PriorityOutcome, table_id: int, *, is_mapped: bool) -> replay_pb2.SampleResponse:

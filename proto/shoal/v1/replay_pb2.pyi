@@ -241,7 +241,7 @@ class SampleRequest(google.protobuf.message.Message):
     num_batches: builtins.int
     """K"""
     batch_size: builtins.int
-    """N items a batch"""
+    """items a batch"""
     newest_version: builtins.int
     """the chief's newest published version, passed on to actors"""
     updates: builtins.int
@@ -276,9 +276,9 @@ class SampleRequest(google.protobuf.message.Message):
 global___SampleRequest = SampleRequest
 
 @typing.final
-class SampledBatch(google.protobuf.message.Message):
-    """N drawn n-step transitions. Tensors are [N] or [N, ...]. With TRANSPORT_MAPPED only keys, probability, priority,
-    times_sampled and bootstrap_keys are set.
+class SampledItems(google.protobuf.message.Message):
+    """The N drawn n-step transitions of all batches of a call, one batch behind the other. Tensors are [N] or [N, ...]. With
+    TRANSPORT_MAPPED only keys, probability, priority, times_sampled and bootstrap_keys are set.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -340,7 +340,7 @@ class SampledBatch(google.protobuf.message.Message):
     def HasField(self, field_name: typing.Literal["action", b"action"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["action", b"action", "age_seconds", b"age_seconds", "bootstrap_keys", b"bootstrap_keys", "discount", b"discount", "keys", b"keys", "n_step_return", b"n_step_return", "next_observation", b"next_observation", "observation", b"observation", "policy_version", b"policy_version", "priority", b"priority", "probability", b"probability", "times_sampled", b"times_sampled"]) -> None: ...
 
-global___SampledBatch = SampledBatch
+global___SampledItems = SampledItems
 
 @typing.final
 class SampleResponse(google.protobuf.message.Message):
@@ -348,7 +348,7 @@ class SampleResponse(google.protobuf.message.Message):
 
     STATUS_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
-    BATCHES_FIELD_NUMBER: builtins.int
+    ITEMS_FIELD_NUMBER: builtins.int
     NUM_ITEMS_FIELD_NUMBER: builtins.int
     PRIORITY_MASS_LOG2_FIELD_NUMBER: builtins.int
     PRIORITY_RESULT_FIELD_NUMBER: builtins.int
@@ -362,7 +362,9 @@ class SampleResponse(google.protobuf.message.Message):
     table_id: builtins.int
     """names what the keys stand for: under one id no key names two rows"""
     @property
-    def batches(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SampledBatch]: ...
+    def items(self) -> global___SampledItems:
+        """num_batches x batch_size, with SAMPLE_STATUS_OK"""
+
     @property
     def priority_result(self) -> global___PriorityResult: ...
     def __init__(
@@ -370,14 +372,14 @@ class SampleResponse(google.protobuf.message.Message):
         *,
         status: global___SampleStatus.ValueType = ...,
         reason: builtins.str = ...,
-        batches: collections.abc.Iterable[global___SampledBatch] | None = ...,
+        items: global___SampledItems | None = ...,
         num_items: builtins.int = ...,
         priority_mass_log2: builtins.float = ...,
         priority_result: global___PriorityResult | None = ...,
         table_id: builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["priority_result", b"priority_result"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["batches", b"batches", "num_items", b"num_items", "priority_mass_log2", b"priority_mass_log2", "priority_result", b"priority_result", "reason", b"reason", "status", b"status", "table_id", b"table_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["items", b"items", "priority_result", b"priority_result"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["items", b"items", "num_items", b"num_items", "priority_mass_log2", b"priority_mass_log2", "priority_result", b"priority_result", "reason", b"reason", "status", b"status", "table_id", b"table_id"]) -> None: ...
 
 global___SampleResponse = SampleResponse
 

@@ -81,10 +81,10 @@ class LearnerSection(Section):
     """The last checkpoints, which are kept beside that of the best version."""
     max_non_finite_updates: Annotated[Count, Field(ge=1)] = 10
     """Updates in a row that may be stopped because they are not finite, beyond those drawn ahead, before it ends."""
-    batches_per_sample: Annotated[Count, Field(ge=1, le=64)] = 4
-    """Batches asked for in one Sample call (K)."""
-    samples_in_flight: Annotated[Count, Field(ge=1, le=16)] = 2
-    """Sample calls under way at once."""
+    batches_per_sample: Annotated[Count, Field(ge=1, le=64)] = 8
+    """Batches asked for in one Sample call (K); fewer where rows of more than 32 MiB would come with it."""
+    samples_in_flight: Annotated[Count, Field(ge=1, le=16)] = 3
+    """Sample calls under way at once. No more than this times batches_per_sample is drawn ahead of the training."""
     transport: Literal["auto", "grpc", "mapped"] = "auto"
     """How rows come: from the mapped ring of a replay on the same host, over gRPC, or the first where it can be."""
     device: str = "cpu"

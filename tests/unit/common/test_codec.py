@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, Callable, Dict
 
 import numpy as np
@@ -9,12 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from services.common.batch import Batch
 from services.common.chunk import TERMINATED, TRUNCATED, VALID, ActorCounters
 from services.common.codec import (
     ChecksumError,
     chunk_checksum,
-    decode_batch,
     decode_chunk,
     decode_column,
     decode_schema,
@@ -22,10 +19,9 @@ from services.common.codec import (
     encode_chunk,
     encode_schema,
     encode_tensor,
-    fill_batch,
 )
 from services.common.schema import DTYPES, ActionSpec, Schema, SchemaError, TensorSpec
-from shoal.v1 import experience_pb2, replay_pb2, tensor_pb2
+from shoal.v1 import experience_pb2, tensor_pb2
 from tests.fakes import SCHEMA, make_chunk, same
 
 ARRAYS = st.sampled_from(DTYPES).flatmap(lambda d: hnp.arrays(d, hnp.array_shapes(min_dims=0, min_side=0, max_side=4)))
@@ -194,45 +190,3 @@ def test_a_tensor_that_comes_twice_is_refused() -> None:
     message.observation.append(message.observation[0])
     with pytest.raises(SchemaError, match="'camera' came twice"):
         decode_chunk(message)
-
-
-def _batch(n: int) -> Batch:
-    rng = np.random.default_rng(0)
-    return Batch(
-        keys=rng.integers(0, 99, n),
-        probability=rng.random(n),
-        priority=rng.random(n),
-        times_sampled=rng.integers(1, 9, n),
-        observation={"policy": rng.random((n, 2)).astype(np.float32)},
-        action=rng.random((n, 1)).astype(np.float32),
-        n_step_return=rng.random(n).astype(np.float32),
-        discount=rng.random(n).astype(np.float32),
-        next_observation={"policy": rng.random((n, 2)).astype(np.float32)},
-        policy_version=rng.integers(0, 9, n),
-        num_items=12,
-    )
-
-
-def _message(batch: Batch) -> replay_pb2.SampledBatch:
-    message = replay_pb2.SampledBatch()
-    fill_batch(message, batch, np.zeros(len(batch), np.float32))
-    return message
-
-
-def test_a_batch_comes_back_bit_for_bit() -> None:
-    batch = _batch(3)
-    again = decode_batch(_message(batch), 12)
-    assert again.num_items == 12
-    for field in dataclasses.fields(Batch):
-        mine, its = getattr(batch, field.name), getattr(again, field.name)
-        if isinstance(mine, dict):
-            mine, its = mine["policy"], its["policy"]
-        np.testing.assert_array_equal(mine, its, err_msg=field.name)
-        assert np.asarray(its).dtype == np.asarray(mine).dtype
-
-
-def test_batch_columns_of_unlike_length_are_refused() -> None:
-    message = _message(_batch(3))
-    message.discount = message.discount[:4]
-    with pytest.raises(SchemaError, match="'discount' has 4 bytes"):
-        decode_batch(message, 12)

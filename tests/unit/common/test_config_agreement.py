@@ -26,7 +26,7 @@ def _load(flags: str) -> None:
         ),
         (
             "@max_times_sampled 1 @capacity 2000 @min_size_to_sample 1 --env.lanes 10 --actor.count 2",
-            "draws 1024 items .* 1940 rows without open windows .* only 970 draws; raise the capacity to at least 2108",
+            "draws 2048 items .* 1940 rows without open windows .* only 970 draws; raise the capacity to at least 4156",
         ),
         (
             "@capacity 1000 @min_size_to_sample 761 @n_step 12 --env.lanes 10 --actor.count 2",
@@ -46,7 +46,7 @@ def test_sampling_that_deadlocks_or_has_no_effect_is_refused(flags: str, sentenc
     [
         "@selector fifo @max_times_sampled 1 @samples_per_insert 1",
         "@max_times_sampled 5 @samples_per_insert 4.5",
-        "@max_times_sampled 1 @capacity 2108 @min_size_to_sample 1 --env.lanes 10 --actor.count 2",
+        "@max_times_sampled 1 @capacity 4156 @min_size_to_sample 1 --env.lanes 10 --actor.count 2",
         "@capacity 1000 @min_size_to_sample 760 @n_step 12 --env.lanes 10 --actor.count 2",
         "@selector uniform @freshness_half_life_updates 5000",
     ],

@@ -36,7 +36,7 @@ def test_a_minimum_size_that_the_table_never_reaches_is_refused(min_size: int) -
 
 @pytest.mark.parametrize(
     ("samples_per_insert", "least"),
-    [("0.5", 1024.0), ("16", 2560.0)],  # one Sample of 4 x 256; one chunk of 16 lanes x 10 steps x 16
+    [("0.5", 2048.0), ("16", 2560.0)],  # one Sample of 8 x 256; one chunk of 16 lanes x 10 steps x 16
 )
 def test_an_error_buffer_that_deadlocks_is_refused_with_the_arithmetic(samples_per_insert: str, least: float) -> None:
     flags = ["--replay.samples_per_insert", samples_per_insert, "--replay.error_buffer"]
@@ -49,7 +49,7 @@ def test_an_error_buffer_that_deadlocks_is_refused_with_the_arithmetic(samples_p
 
 def test_the_chosen_error_buffer_covers_the_largest_calls_of_both_sides() -> None:
     draws = RunConfig()
-    assert draws.error_buffer == 2.0 * 256 * 4
+    assert draws.error_buffer == 2.0 * 256 * 8
     inserts = load(None, ["--replay.samples_per_insert", "32"]).config
     assert inserts.error_buffer == 2.0 * 32 * 10 * 16
 

@@ -39,7 +39,7 @@ def test_what_goes_in_comes_out(make_table: Any, feed: Any, clock: Any) -> None:
     result = table.sample(2, 8, max_wait_s=0.0)
     assert (result.status, len(result.batches), result.num_items) == (SampleStatus.OK, 2, 18)
     assert result.priority_mass_log2 == pytest.approx(np.log2(18.0))
-    assert [age.tolist() for age in result.ages_s] == [[2.5] * 8] * 2
+    assert result.age_s.tolist() == [2.5] * 16
     answer = table.update_priorities(result.batches[0].keys, np.full(8, 1e300))
     assert answer.applied + answer.superseded == 8
     info = table.info()
