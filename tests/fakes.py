@@ -149,6 +149,7 @@ class FakePolicy:
 
     def __init__(self) -> None:
         self.seen: List[Any] = []
+        self.annealed: List[int] = []
 
     def act(self, parameters: Mapping[str, Any], observation: Mapping[str, Any], rng: Any) -> Decision:
         assert isinstance(rng, np.random.Generator)
@@ -162,6 +163,9 @@ class FakePolicy:
     def value(self, parameters: Mapping[str, Any], observation: Mapping[str, Any]) -> Any:
         assert set(parameters) == {"policy.bias"}
         return 20 + self._steps(observation)
+
+    def anneal(self, updates: int) -> None:
+        self.annealed.append(updates)
 
     def exploration(self) -> Any:
         return np.zeros(2, np.float32)

@@ -6,7 +6,7 @@ import hashlib
 import threading
 import time
 from dataclasses import dataclass
-from typing import Dict, Optional
+from typing import Callable, Dict, Optional
 
 import google_crc32c
 import numpy as np
@@ -37,7 +37,27 @@ class ParameterSet:
 class ParameterClient:
     """Keeps the newest set at hand; one slot, no queue."""
 
-    def __init__(self, address: str, *, peer: Peer, poll_period_s: float, lifecycle: Lifecycle, log: Log) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        peer: Peer,
+        poll_period_s: float,
+        lifecycle: Lifecycle,
+        log: Log,
+        waiting_for: Callable[[], str] = lambda: "",
+    ) -> None:
+        """Prepare; `run` is the thread.
+
+        Args:
+            address: of the chief.
+            peer: who asks.
+            poll_period_s: between two questions when no hint comes.
+            lifecycle: of the process.
+            log: where waits are said.
+            waiting_for: what the process waits for, in one sentence or none; told to the chief, whom people ask.
+        """
+        self._process_waits_for = waiting_for
         self._caller = Caller("chief", address, lifecycle.stopping, log)
         self._stub = parameters_pb2_grpc.ParameterServiceStub(self._caller.channel)
         self._peer = peer
@@ -92,6 +112,7 @@ class ParameterClient:
                 role=parameters_pb2.PARAMETER_ROLE_ACT,
                 running_version=current.version if current else 0,
                 running_digest=current.digest if current else "",
+                waiting_for=self._process_waits_for(),
             )
             manifest = self._caller.call(self._stub.GetManifest, request, timeout_s=CALL_TIMEOUT_S)
             if manifest.available:

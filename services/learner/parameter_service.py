@@ -20,6 +20,7 @@ from services.learner.parameter_store import ParameterStore
 from shoal.v1 import experience_pb2, parameters_pb2, parameters_pb2_grpc
 
 MAX_PART_BYTES = 4 * 1024 * 1024
+MAX_SENTENCE = 300  # characters that are kept of what a reader says about itself
 
 
 @dataclass
@@ -31,6 +32,7 @@ class Reader:
     digest: str
     seen_at: float
     told_finished: bool
+    waiting_for: str  # in its own words; empty: nothing
 
 
 @dataclass
@@ -55,7 +57,14 @@ class Readers:
 
     def saw(self, request: parameters_pb2.GetManifestRequest, *, finished: bool) -> None:
         """Note a reader's call."""
-        reader = Reader(request.peer, request.running_version, request.running_digest, self._clock(), finished)
+        reader = Reader(
+            request.peer,
+            request.running_version,
+            request.running_digest,
+            self._clock(),
+            finished,
+            request.waiting_for[:MAX_SENTENCE],
+        )
         with self._lock:
             self._readers[request.peer.name] = reader
 
@@ -232,5 +241,6 @@ class ParameterServicer(parameters_pb2_grpc.ParameterServiceServicer):
                 digest=reader.digest,
                 seconds_since_call=now - reader.seen_at,
                 lag_updates=int(lag[0]),
+                waiting_for=reader.waiting_for,
             )
         return response

@@ -77,6 +77,7 @@ class GetManifestRequest(google.protobuf.message.Message):
     ROLE_FIELD_NUMBER: builtins.int
     RUNNING_VERSION_FIELD_NUMBER: builtins.int
     RUNNING_DIGEST_FIELD_NUMBER: builtins.int
+    WAITING_FOR_FIELD_NUMBER: builtins.int
     newer_than: builtins.int
     """0: whatever there is"""
     role: global___ParameterRole.ValueType
@@ -84,6 +85,8 @@ class GetManifestRequest(google.protobuf.message.Message):
     """what the caller uses now"""
     running_digest: builtins.str
     """and its digest"""
+    waiting_for: builtins.str
+    """what the caller waits for, in one sentence; empty when nothing is waited for"""
     @property
     def peer(self) -> shoal.v1.experience_pb2.Peer: ...
     def __init__(
@@ -94,9 +97,10 @@ class GetManifestRequest(google.protobuf.message.Message):
         role: global___ParameterRole.ValueType = ...,
         running_version: builtins.int = ...,
         running_digest: builtins.str = ...,
+        waiting_for: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["peer", b"peer"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["newer_than", b"newer_than", "peer", b"peer", "role", b"role", "running_digest", b"running_digest", "running_version", b"running_version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["newer_than", b"newer_than", "peer", b"peer", "role", b"role", "running_digest", b"running_digest", "running_version", b"running_version", "waiting_for", b"waiting_for"]) -> None: ...
 
 global___GetManifestRequest = GetManifestRequest
 
@@ -283,6 +287,7 @@ class ParameterReader(google.protobuf.message.Message):
     DIGEST_FIELD_NUMBER: builtins.int
     SECONDS_SINCE_CALL_FIELD_NUMBER: builtins.int
     LAG_UPDATES_FIELD_NUMBER: builtins.int
+    WAITING_FOR_FIELD_NUMBER: builtins.int
     name: builtins.str
     role: shoal.v1.experience_pb2.Role.ValueType
     incarnation: builtins.int
@@ -290,6 +295,8 @@ class ParameterReader(google.protobuf.message.Message):
     digest: builtins.str
     seconds_since_call: builtins.float
     lag_updates: builtins.int
+    waiting_for: builtins.str
+    """as it said in its last call"""
     def __init__(
         self,
         *,
@@ -300,8 +307,9 @@ class ParameterReader(google.protobuf.message.Message):
         digest: builtins.str = ...,
         seconds_since_call: builtins.float = ...,
         lag_updates: builtins.int = ...,
+        waiting_for: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["digest", b"digest", "incarnation", b"incarnation", "lag_updates", b"lag_updates", "name", b"name", "role", b"role", "seconds_since_call", b"seconds_since_call", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["digest", b"digest", "incarnation", b"incarnation", "lag_updates", b"lag_updates", "name", b"name", "role", b"role", "seconds_since_call", b"seconds_since_call", "version", b"version", "waiting_for", b"waiting_for"]) -> None: ...
 
 global___ParameterReader = ParameterReader
 
