@@ -121,12 +121,13 @@ class ChunkSender:
             chunk, self._peer, self._codec
         )  # here and not at the send: the chunk before it is on its way meanwhile
         with self._changed:
-            self._produced += queued.num_valid
             while len(self._queue) >= self._buffer_chunks and not self._ended:
                 if self._drop_oldest:
                     self._drop(self._queue.popleft(), "buffer_full")
                 else:
                     self._changed.wait(0.1)
+            # Not before: steps that are held back are in no buffer yet, and the counters must add up.
+            self._produced += queued.num_valid
             if self._ended:
                 self._drop(queued, "stopped")
                 return

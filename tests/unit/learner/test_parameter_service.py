@@ -15,9 +15,11 @@ from shoal.v1 import experience_pb2, parameters_pb2
 from tests.fakes import RUN_ID, FakeClock, FakeLog
 
 
-def _saw(readers: Readers, name: str, *, version: int = 0, finished: bool = False) -> None:
+def _saw(readers: Readers, name: str, *, version: int = 0, finished: bool = False, waiting_for: str = "") -> None:
     peer = Peer(RUN_ID, experience_pb2.ROLE_ACTOR, name).to_proto()
-    request = parameters_pb2.GetManifestRequest(peer=peer, running_version=version, running_digest="d")
+    request = parameters_pb2.GetManifestRequest(
+        peer=peer, running_version=version, running_digest="d", waiting_for=waiting_for
+    )
     readers.saw(request, finished=finished)
 
 
@@ -61,3 +63,11 @@ def test_damaged_best_parameters_stop_nobody_and_are_told(tmp_path: Path, clock:
     )
     assert log.events() == ["damaged best parameters are passed over"]
     assert "move the file away: the next evaluation" in log.lines[0][2]["reason"]
+
+
+def test_what_a_reader_waits_for_is_kept_until_it_says_otherwise(clock: FakeClock) -> None:
+    readers = Readers(clock, num_actors=1)
+    for said in ("the environment hangs", "x" * 1000, ""):
+        _saw(readers, "a", waiting_for=said)
+        (reader,) = readers.living(1.0)
+        assert reader.waiting_for == said[:300]
