@@ -326,8 +326,8 @@ def test_a_step_that_hangs_is_named_to_whoever_asks_the_chief(
     failing_envs.GO_ON.set()
     eventually(lambda: told() == "")
     eventually(lambda: acting.produced() > 0)
+    eventually(lambda: "the environment goes on" in acting.log.events("info"))
     acting.finish()
-    assert "the environment goes on" in acting.log.events("info")
 
 
 @pytest.mark.parametrize(
