@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import time
+from dataclasses import replace
 from typing import Any, Dict, List
 
 import numpy as np
@@ -10,8 +12,6 @@ import numpy as np
 from bench.actor.run import Run
 from services.actor.actor import Actor
 from services.actor.envs.contract import EnvStep, VectorEnv
-from services.actor.loop import act
-from services.actor.parameter_client import ParameterClient
 from services.agent.algorithm import Policy
 from services.common.config.load import load
 from services.common.lifecycle import Lifecycle
@@ -52,8 +52,6 @@ def measure(factory: str, lanes: int, rounds: int, round_s: float, **flags: Any)
         round_s: aimed at.
         flags: further keys of the run file, as in `actor__chunk_steps`.
     """
-    import io
-
     log: Log = make_log(io.StringIO())
     with Run(observation_size=23, action_size=3) as run:
         values = run.flags(env__factory=factory, env__lanes=lanes, actor__index=0, actor__count=1, **flags)
@@ -61,44 +59,28 @@ def measure(factory: str, lanes: int, rounds: int, round_s: float, **flags: Any)
         life = Lifecycle()
         actor = Actor(config, life, log)
         try:
-            return _alternate(actor, life, rounds, round_s)
+            return _alternate(actor, rounds, round_s)
         finally:
             life.stop("measured")
             actor.stop()
 
 
-def _alternate(actor: Actor, life: Lifecycle, rounds: int, round_s: float) -> Dict[str, Any]:
-    life.spawn("sender", actor._sender.run)  # noqa: SLF001 (the parts of `Actor.run`, with a loop of our own)
-    life.spawn("watchdog", actor._watchdog.run)  # noqa: SLF001
-    actor._sender.put(actor._writers[0].introduce())  # noqa: SLF001
-    parameters: ParameterClient = actor._parameters  # noqa: SLF001
-    parameters.fetch()
-    life.spawn("parameters", parameters.run)
-    (group,) = actor._make_groups()  # noqa: SLF001
-    newest = parameters.newest
-    if newest is None:
-        raise RuntimeError("the chief has no parameters")
+def _alternate(actor: Actor, rounds: int, round_s: float) -> Dict[str, Any]:
+    (group,) = actor.start()
+    newest = actor.parameters.wait_for_newest(60.0)
 
     def with_services(steps: int) -> None:
-        round_life = Lifecycle()
-        act(
-            Stopping(group.env, round_life, steps),  # type: ignore[arg-type]
-            group.policy,
-            parameters,
-            group.writer,
-            send=actor._send,  # noqa: SLF001
-            rng=np.random.default_rng(group.seed),
-            seed=group.seed,
-            max_policy_age_s=60.0,
-            lifecycle=round_life,
-        )
+        life = Lifecycle()
+        env: Any = Stopping(group.env, life, steps)
+        replace(group, env=env).act(actor.parameters, send=actor.send, max_policy_age_s=60.0, lifecycle=life)
 
     def without(steps: int) -> None:
-        bare(group.env._env, group.policy, newest.parameters, steps, group.seed)  # noqa: SLF001
+        bare(group.env, group.policy, newest.parameters, steps, group.seed)
 
+    without(20)
     began = time.perf_counter()
-    without(120)
-    steps = max(50, int(round_s * 120 / (time.perf_counter() - began)))
+    without(100)
+    steps = max(50, int(round_s * 100 / (time.perf_counter() - began)))
     rates: Dict[str, List[float]] = {"services": [], "bare": []}
     cpu_us: Dict[str, List[float]] = {"services": [], "bare": []}  # of this process, all its threads, a step of a lane
     with_services(steps // 4)
@@ -110,4 +92,4 @@ def _alternate(actor: Actor, life: Lifecycle, rounds: int, round_s: float) -> Di
             lane_steps = steps * group.env.num_lanes
             rates[name].append(lane_steps / (time.perf_counter() - began))
             cpu_us[name].append(1e6 * (time.process_time() - cpu_s) / lane_steps)
-    return {"rates": rates, "cpu_us": cpu_us, "steps": steps, "dropped": actor._sender.dropped_steps}  # noqa: SLF001
+    return {"rates": rates, "cpu_us": cpu_us, "steps": steps}

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Type
 
 import tomli_w
+from typing_extensions import Self
 
 from bench.actor.simulators import ACTION_SIZE, OBSERVATION_SIZE
 from services.cli.plan import child_environ
@@ -139,7 +140,7 @@ class Run:
         after, ended = self.acknowledged(actor), time.perf_counter()
         return (after - before) / (ended - began)
 
-    def __enter__(self) -> Run:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -18,17 +18,16 @@ from services.agent.algorithm import Decision
 from services.common.chunk import Chunk
 from services.common.codec import decode_chunk, fill_chunk
 from services.common.log import make_log
+from services.common.packing import CODECS
 from services.common.peer import Peer
 from services.common.schema import Schema
 from shoal.v1 import experience_pb2
 
-# Name, images, dtype of a vector, codec.
+# Name, kind of images, dtype of a vector, codec.
 CASES = (
-    ("vector of 23, float32", False, "float32", "none"),
-    ("vector of 23, float16", False, "float16", "none"),
-    ("image 64x64x3, none", True, "", "none"),
-    ("image 64x64x3, lz4", True, "", "lz4"),
-    ("image 64x64x3, zstd", True, "", "zstd"),
+    ("vector of 23, float32", "", "float32", "none"),
+    ("vector of 23, float16", "", "float16", "none"),
+    *((f"{kind} image 64x64x3, {codec}", kind, "", codec) for kind in ("rendered", "noisy") for codec in CODECS),
 )
 
 
@@ -37,7 +36,7 @@ def measure(rounds: int, round_s: float) -> List[Dict[str, Any]]:
     return [_measure_one(*case, rounds, round_s) for case in CASES]
 
 
-def _measure_one(name: str, images: bool, dtype: str, codec: str, rounds: int, round_s: float) -> Dict[str, Any]:
+def _measure_one(name: str, images: str, dtype: str, codec: str, rounds: int, round_s: float) -> Dict[str, Any]:
     lanes = 32 if images else 256
     env = narrowed(VectorSimulator(lanes, 1, images=images), {"policy": dtype} if dtype == "float16" else {})
     schema = Schema(tuple(env.observation_spec), env.action_spec)

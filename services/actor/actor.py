@@ -52,7 +52,7 @@ class Actor:
         check_chunk_bytes(self._schema, self._envs[0].num_lanes, settings.chunk_steps)
 
         peer = Peer(config.run.name, experience_pb2.ROLE_ACTOR, self._name)
-        self._parameters = ParameterClient(
+        self.parameters = ParameterClient(
             config.learner.address,
             peer=peer,
             poll_period_s=settings.poll_period_s,
@@ -64,8 +64,8 @@ class Actor:
         self._counts = ActorMetrics(
             self._metrics,
             depth=lambda: self._sender.depth,
-            age_s=lambda: self._parameters.age_s,
-            version=lambda: self._parameters.newest.version if self._parameters.newest else 0,
+            age_s=lambda: self.parameters.age_s,
+            version=lambda: self.parameters.newest.version if self.parameters.newest else 0,
             env_call_s=lambda: self._watchdog.longest_s,
         )
         self._watchdog = Watchdog(
@@ -81,29 +81,46 @@ class Actor:
             schema=self._schema,
             buffer_chunks=settings.buffer_chunks,
             drop_oldest=settings.on_full == "drop_oldest",
-            on_version=self._parameters.hint,
+            on_version=self.parameters.hint,
             stopping=lifecycle.stopping,
             log=log,
             codec=settings.compression,
             on_drop=self._counts.on_drop,
+            on_acknowledged=self._counts.on_acknowledged,
         )
         self._others: List[threading.Thread] = []  # that act, beside the caller of `run`
         self._writers = [self._make_writer(group) for group in range(self._num_groups)]
 
     def run(self) -> None:
         """Act until the process is to end."""
-        settings, lifecycle = self._config.actor, self._lifecycle
-        port = self._metrics.serve(settings.metrics_port, "actor.metrics_port")
+        groups = self.start()
+        self._others = [self._lifecycle.spawn(f"lane-group-{g.index}", partial(self._act, g)) for g in groups[1:]]
+        self._act(groups[0])
+
+    def start(self) -> List[LaneGroup]:
+        """Start the threads beside the acting loops, and introduce the actor to the replay.
+
+        Returns:
+            The lane groups, ready to act.
+
+        Raises:
+            Stopped: the process is to end.
+        """
+        port = self._metrics.serve(self._config.actor.metrics_port, "actor.metrics_port")
         env = self._config.env
         self._log.info("actor starts", name=self._name, env=env.factory, lanes=env.lanes, metrics_port=port)
-        lifecycle.spawn("sender", self._sender.run)
-        lifecycle.spawn("watchdog", self._watchdog.run)
+        self._lifecycle.spawn("sender", self._sender.run)
+        self._lifecycle.spawn("watchdog", self._watchdog.run)
         self._sender.put(self._writers[0].introduce())
         groups = self._make_groups()
         self._counts.show_exploration([group.policy for group in groups])
-        lifecycle.spawn("parameters", self._parameters.run)
-        self._others = [lifecycle.spawn(f"lane-group-{g.index}", partial(self._act, g)) for g in groups[1:]]
-        self._act(groups[0])
+        self._lifecycle.spawn("parameters", self.parameters.run)
+        return groups
+
+    def send(self, chunk: Chunk) -> None:
+        """Count a chunk and hand it to the sender; a full buffer holds the caller, or drops its oldest chunk."""
+        self._counts.on_chunk(chunk)
+        self._sender.put(chunk)
 
     def stop(self) -> None:
         """Deliver what is left within the stop's budget, and end the parts in reverse order of their start.
@@ -118,7 +135,7 @@ class Actor:
         try:
             self._lifecycle.join()
         finally:
-            self._parameters.close()
+            self.parameters.close()
             self._metrics.stop()
             for env in self._envs:
                 env.close()
@@ -161,20 +178,16 @@ class Actor:
         settings = self._config.actor
         if settings.index is not None:
             return settings.index, settings.count
-        manifest = self._parameters.fetch()
+        manifest = self.parameters.fetch()
         return manifest.actor_index, manifest.num_actors
 
     def _act(self, group: LaneGroup) -> None:
         group.act(
-            self._parameters,
-            send=self._send,
+            self.parameters,
+            send=self.send,
             max_policy_age_s=self._config.actor.max_policy_age_s,
             lifecycle=self._lifecycle,
         )
-
-    def _send(self, chunk: Chunk) -> None:
-        self._counts.on_chunk(chunk)
-        self._sender.put(chunk)
 
 
 def _name(settings: ActorSection) -> str:

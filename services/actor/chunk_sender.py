@@ -57,6 +57,7 @@ class ChunkSender:
         log: Log,
         codec: str = "none",
         on_drop: Callable[[str, int], None] = lambda _reason, _steps: None,
+        on_acknowledged: Callable[[float], None] = lambda _seconds: None,
     ) -> None:
         """Prepare; `run` is the thread.
 
@@ -71,6 +72,7 @@ class ChunkSender:
             log: where waits are said.
             codec: "none", "lz4" or "zstd": how images are packed.
             on_drop: told the reason and the number of steps that will not be delivered.
+            on_acknowledged: told the seconds from the first send of a chunk to its acknowledgement.
         """
         self._caller = Caller("replay", address, stopping, log)
         self._stub = replay_pb2_grpc.ReplayServiceStub(self._caller.channel)
@@ -88,6 +90,7 @@ class ChunkSender:
         self._ended = False  # nothing is delivered any more
         self._codec = codec
         self._on_drop = on_drop
+        self._on_acknowledged = on_acknowledged
         self._sequences: Dict[int, int] = {}  # by lane group: the next
         self._produced = 0
         self._dropped: Dict[str, int] = {}
@@ -168,10 +171,12 @@ class ChunkSender:
                 return
 
     def _deliver(self, queued: _Queued) -> None:
+        began_s = time.monotonic()
         while True:
             request = self._request(queued, INSERT_WAIT_S)
             response = self._caller.call(self._stub.Insert, request, timeout_s=INSERT_WAIT_S + CALL_MARGIN_S)
             if self._settled(response, queued):
+                self._on_acknowledged(time.monotonic() - began_s)
                 return
             if self._stopping.wait(response.retry_after_seconds):
                 raise Stopped

@@ -17,6 +17,25 @@ _DROPS: Dict[str, str] = {
     "buffer_full": "Steps dropped since the buffer was full (actor.on_full).",
     "stopped": "Steps that could not be delivered in a stop's time.",
 }
+# Upper bounds: from a replay on the same host to one that is away or holds inserts back.
+_ACKNOWLEDGEMENT_S = (
+    0.0005,
+    0.001,
+    0.002,
+    0.003,
+    0.005,
+    0.0075,
+    0.01,
+    0.015,
+    0.02,
+    0.03,
+    0.05,
+    0.1,
+    0.2,
+    0.5,
+    1.0,
+    5.0,
+)
 
 
 class ActorMetrics:
@@ -38,6 +57,9 @@ class ActorMetrics:
             reason: metrics.counter(f"dropped_{reason}_steps", text)  # by reason
             for reason, text in _DROPS.items()
         }
+        self.on_acknowledged: Callable[[float], None] = metrics.histogram(
+            "acknowledgement_seconds", "From a chunk's first send to its acknowledgement.", _ACKNOWLEDGEMENT_S
+        ).observe
         metrics.gauge("buffer_depth_chunks", "Chunks that wait for the replay.").set_function(depth)
         metrics.gauge("policy_age_seconds", "Since the chief last confirmed the parameters.").set_function(age_s)
         metrics.gauge("policy_version", "Version that acts.").set_function(version)

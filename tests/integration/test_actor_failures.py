@@ -178,7 +178,7 @@ def test_a_replay_that_is_away_holds_the_actor_and_costs_nothing(
     peers.go("replay")
     eventually(lambda: acting.metric("buffer_depth_chunks") == 2)
     eventually(lambda: _stands_still(acting.produced))
-    assert acting.actor._parameters._process_waits_for().startswith("waiting for the replay at 127.0.0.1:")
+    assert acting.actor.parameters._process_waits_for().startswith("waiting for the replay at 127.0.0.1:")
     peers.come("replay")
     before = acting.produced()
     eventually(lambda: acting.produced() > before + 100)

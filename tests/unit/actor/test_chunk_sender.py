@@ -107,7 +107,8 @@ def test_chunks_arrive_in_order_whole_and_numbered(
     make_sender: Any, replay: Replay, serve: Serve, lifecycle: Lifecycle
 ) -> None:
     versions: List[int] = []
-    sender = make_sender(serve(ADD, replay), on_version=versions.append)
+    took_s: List[float] = []
+    sender = make_sender(serve(ADD, replay), on_version=versions.append, on_acknowledged=took_s.append)
     sent = [make_chunk(0, 2)] + [_chunk(i) for i in range(5)]
     lifecycle.spawn("sender", sender.run)
     for chunk in sent:
@@ -119,6 +120,8 @@ def test_chunks_arrive_in_order_whole_and_numbered(
     assert replay.steps().acknowledged == sender.acknowledged_steps == 5 * STEPS
     assert sender.dropped_steps == {}
     assert versions == [0] * 6
+    assert all(0 < seconds < 10 for seconds in took_s)
+    assert took_s  # those that were sent before the stop
 
 
 def test_a_chunk_is_packed_when_it_is_put_and_counted_when_it_is_sent(

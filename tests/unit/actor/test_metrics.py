@@ -47,9 +47,12 @@ def test_what_is_lost_and_what_hangs_is_counted(metrics: Metrics, counts: ActorM
     counts.on_drop("buffer_full", 4)
     counts.on_drop("stopped", 8)
     counts.on_hang()
+    counts.on_acknowledged(0.004)
     assert _value(metrics, "dropped_buffer_full_steps_total") == 24
     assert _value(metrics, "dropped_stopped_steps_total") == 8
     assert _value(metrics, "env_hangs_total") == 1
+    assert _value(metrics, "acknowledgement_seconds_count") == 1
+    assert _value(metrics, "acknowledgement_seconds_sum") == 0.004
 
 
 def test_the_rest_is_read_when_asked(metrics: Metrics, counts: ActorMetrics) -> None:
