@@ -56,6 +56,10 @@ test-replay:  ## the replay in a venv without torch
 bench-replay: install  ## the replay beside Reverb, cpprb, TorchRL; ARGS=--quick for two minutes, --help for more
 	bash deploy/make/bench_replay.sh $(BIN)/python --docs docs/benchmarks.md $(ARGS)
 
+.PHONY: bench-actor
+bench-actor: install  ## the actor beside its bare loop, at 4,096 lanes, by the dozen; ARGS=--quick for three minutes
+	$(BIN)/python -m bench.actor --docs docs/benchmarks.md $(ARGS)
+
 # --- checks ----------------------------------------------------------------------------------------------------------
 .PHONY: check
 check: install lint types contracts proto-check  ## format, lint, types, contracts, generated code

@@ -20,7 +20,7 @@ TIMEOUT_S = 900.0
 # Name of a case, its environment, lanes, and what a step of it waits.
 OVERLAPS = (
     ("arm, 64 lanes", ARM, 64, 0.0),
-    ("simulator that waits 8 ms, 512 lanes", LIGHT, 512, 0.008),
+    ("simulator that waits 4 ms, 1,024 lanes", LIGHT, 1024, 0.004),
 )
 
 

@@ -49,10 +49,6 @@ def verdicts(findings: Findings) -> List[Verdict]:
         found.append(
             Verdict(f"4,096 lanes: heap of the {process} at the end, over its start", growth, 1.05, at_least=False)
         )
-    for case, overlap in findings.overlap.items():
-        ratio = Rates(overlap["rates"]).ratio("2", "1")
-        if "waits" in case:
-            found.append(Verdict(f"{case}: two lane groups over one", ratio, 1.2))
     lost = float(sum(row["dropped"] for row in findings.scaling)) if findings.scaling else None
     found.append(Verdict("many actors: steps dropped", lost, 0, at_least=False))
     return found
@@ -158,7 +154,15 @@ def _sustained_table(row: Dict[str, Any]) -> Table:
     ]
     dropped = sum(row["dropped"].values())
     return (
-        ["one actor, 4,096 lanes", "steps/s", "slowest tenth", "dropped", "CPU of the actor", "heaps"],
+        [
+            "one actor, 4,096 lanes",
+            "steps/s",
+            "slowest tenth",
+            "dropped",
+            "CPU of the actor",
+            "steps per CPU second",
+            "heaps",
+        ],
         [
             [
                 f"{row['seconds']:g} s",
@@ -166,6 +170,7 @@ def _sustained_table(row: Dict[str, Any]) -> Table:
                 _figure(row["slowest_tenth"]),
                 str(dropped),
                 f"{row['actor_cpu_share']:.0%}",
+                _figure(row["steps_per_cpu_s"]),
                 ", ".join(heaps),
             ]
         ],

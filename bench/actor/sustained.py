@@ -9,7 +9,7 @@ from typing import Any, Dict, List
 from bench.actor.run import Run
 from bench.replay.memory import resident_bytes
 
-WARM_UP_S = 8.0  # the ring is filled once, so that its pages count before the measurement
+CAPACITY = 300_000  # rows; the ring is filled once before the measurement, so that its pages do not count as growth
 
 
 def measure(lanes: int, seconds: float, chunk_steps: int, width: int, **flags: Any) -> Dict[str, Any]:
@@ -20,7 +20,7 @@ def measure(lanes: int, seconds: float, chunk_steps: int, width: int, **flags: A
         dropped: steps, by reason.
         memory: resident bytes of the two processes' heaps at the beginning and the end.
     """
-    with Run(capacity=500_000, width=width, action_size=9) as run:
+    with Run(capacity=CAPACITY, width=width, action_size=9) as run:
         actor = run.actor(
             "actor-0",
             env__factory="bench.actor.simulators:make",
@@ -31,8 +31,7 @@ def measure(lanes: int, seconds: float, chunk_steps: int, width: int, **flags: A
             **flags,
         )
         try:
-            run.wait_for_steps(0)
-            time.sleep(WARM_UP_S)
+            run.wait_for_steps(2 * CAPACITY)
             before, cpu = _heaps(run, actor), actor.cpu_s()
             began, first = time.perf_counter(), run.acknowledged()
             tenths: List[float] = [run.rate(seconds / 10) for _ in range(10)]
@@ -48,6 +47,7 @@ def measure(lanes: int, seconds: float, chunk_steps: int, width: int, **flags: A
                 "heap_before": before,
                 "heap_after": after,
                 "actor_cpu_share": cpu / spent,
+                "steps_per_cpu_s": (last - first) / cpu,
             }
         finally:
             actor.stop()
