@@ -58,7 +58,7 @@ class Actor:
             poll_period_s=settings.poll_period_s,
             lifecycle=lifecycle,
             log=log,
-            waiting_for=lambda: self._watchdog.waiting_for or self._sender.waiting_for,
+            waiting_for=lambda: self._watchdog.waiting_for or self._sender.unanswered,
         )
         self._metrics = Metrics("actor", config.run.name)
         self._counts = ActorMetrics(

@@ -103,6 +103,11 @@ class ChunkSender:
         return self._caller.waiting_for or self._blocked
 
     @property
+    def unanswered(self) -> str:
+        """One sentence while the replay does not answer at all; who is held by its limiter, it tells itself."""
+        return self._caller.waiting_for
+
+    @property
     def depth(self) -> int:
         """Chunks that wait."""
         return len(self._queue)

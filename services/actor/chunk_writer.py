@@ -90,7 +90,7 @@ class ChunkWriter:
         """
         t = self._length
         self._reward[t] = step.reward
-        self._flags[t] = step.valid * VALID + step.terminated * TERMINATED + step.truncated * TRUNCATED
+        self._valid[t], self._terminated[t], self._truncated[t] = step.valid, step.terminated, step.truncated
         self._newest_version = newest_version
         self._length += 1
         if self._autoreset is not AutoReset.NEXT_STEP:
@@ -113,8 +113,9 @@ class ChunkWriter:
         """
         if self._length == 0:
             return None
-        flags = self._memory.fetch({"flags": self._flags[self._length - 1]})["flags"]
-        valid, ended = flags & VALID != 0, flags & (TERMINATED | TRUNCATED) != 0
+        last = {"valid": self._valid, "terminated": self._terminated, "truncated": self._truncated}
+        row = self._memory.fetch({name: column[self._length - 1] for name, column in last.items()})
+        valid, ended = row["valid"], row["terminated"] | row["truncated"]
         if self._autoreset is AutoReset.NEXT_STEP and (valid & ended).any():
             self._add_final(np.flatnonzero(valid & ended), observation, final_value, cut=False)
         if (valid & ~ended).any():
@@ -128,7 +129,7 @@ class ChunkWriter:
         }
         self._action = allocate((*rows, *self._schema.action.shape), self._schema.action.dtype)
         self._reward = allocate(rows, "float32")
-        self._flags = allocate(rows, "uint8")
+        self._valid, self._terminated, self._truncated = (allocate(rows, "bool") for _ in range(3))
         self._policy_version = np.empty(self._chunk_steps, np.int64)
         self._q_taken = allocate(rows, "float32")
         self._value = allocate(rows, "float32")
@@ -158,8 +159,10 @@ class ChunkWriter:
     def _hand_over(self) -> Chunk:
         n = self._length
         columns = {f"observation.{name}": column[:n] for name, column in self._observation.items()}
-        columns.update(action=self._action[:n], reward=self._reward[:n], flags=self._flags[:n])
-        columns.update(q_taken=self._q_taken[:n], value=self._value[:n])
+        columns.update(
+            action=self._action[:n], reward=self._reward[:n], q_taken=self._q_taken[:n], value=self._value[:n]
+        )
+        columns.update(valid=self._valid[:n], terminated=self._terminated[:n], truncated=self._truncated[:n])
         columns = self._memory.fetch(columns)
         chunk = Chunk(
             lane_group=self._lane_group,
@@ -168,7 +171,7 @@ class ChunkWriter:
             observation={name: columns[f"observation.{name}"] for name in self._observation},
             action=columns["action"],
             reward=columns["reward"],
-            flags=columns["flags"],
+            flags=_flags(columns["valid"], columns["terminated"], columns["truncated"]),
             policy_version=self._policy_version[:n],
             q_taken=columns["q_taken"],
             value=columns["value"],
@@ -188,6 +191,16 @@ class ChunkWriter:
             observation=self._memory.fetch(part.observation),
             value=self._memory.fetch({"value": part.value})["value"],
         )
+
+
+def _flags(
+    valid: npt.NDArray[np.bool_], terminated: npt.NDArray[np.bool_], truncated: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.uint8]:
+    """The bits of `Chunk.flags`, once for all steps of a chunk: a step has little time to spare."""
+    flags: npt.NDArray[np.uint8] = valid * np.uint8(VALID)
+    flags |= terminated * np.uint8(TERMINATED)
+    flags |= truncated * np.uint8(TRUNCATED)
+    return flags
 
 
 def _true_next(step: EnvStep) -> Observation:
