@@ -60,6 +60,10 @@ bench-replay: install  ## the replay beside Reverb, cpprb, TorchRL; ARGS=--quick
 bench-actor: install  ## the actor beside its bare loop, at 4,096 lanes, by the dozen; ARGS=--quick for three minutes
 	$(BIN)/python -m bench.actor --docs docs/benchmarks.md $(ARGS)
 
+.PHONY: bench-lockstep
+bench-lockstep: install  ## asynchronous training beside lockstep, five seeds each: twenty minutes of a quiet machine
+	$(BIN)/python -m bench.lockstep $(ARGS)
+
 # --- checks ----------------------------------------------------------------------------------------------------------
 .PHONY: check
 check: install lint types contracts proto-check  ## format, lint, types, contracts, generated code
