@@ -55,8 +55,9 @@ class Bench:
                 self.findings.bare_loop[lanes] = found
 
     def _measure_sustained(self) -> None:
-        seconds = 10.0 if self._is_quick else 60.0
-        found = self._ask("sustained", f"{seconds:g} s", lanes=4096, seconds=seconds, chunk_steps=10, width=128)
+        seconds, warm_up_steps = (10.0, 1_000_000) if self._is_quick else (60.0, 4_000_000)
+        size = {"lanes": 4096, "chunk_steps": 10, "width": 128}
+        found = self._ask("sustained", f"{seconds:g} s", seconds=seconds, warm_up_steps=warm_up_steps, **size)
         if found is not None:
             self.findings.sustained = {"seconds": seconds, **found}
 

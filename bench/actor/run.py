@@ -21,7 +21,7 @@ from services.common.peer import Peer
 from services.common.rpc import call_once, connect
 from shoal.v1 import experience_pb2, replay_pb2, replay_pb2_grpc
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 120.0
 
 
 class Process:

@@ -9,11 +9,21 @@ from typing import Any, Dict, List
 from bench.actor.run import Run
 from bench.replay.memory import resident_bytes
 
-CAPACITY = 300_000  # rows; the ring is filled once before the measurement, so that its pages do not count as growth
+CAPACITY = 300_000  # rows; the ring is lapped before the measurement, so that its pages do not count as growth
 
 
-def measure(lanes: int, seconds: float, chunk_steps: int, width: int, **flags: Any) -> Dict[str, Any]:
+def measure(
+    lanes: int, seconds: float, chunk_steps: int, width: int, warm_up_steps: int, **flags: Any
+) -> Dict[str, Any]:
     """Run the actor for `seconds` and look at it ten times.
+
+    Args:
+        lanes: of the actor.
+        seconds: measured.
+        chunk_steps: of each lane in a chunk.
+        width: of the policy's two hidden layers.
+        warm_up_steps: of all lanes before that; the replay's heap takes some millions to reach its size.
+        flags: further keys of the run file.
 
     Returns:
         steps_per_s: over the whole time; slowest and median tenth beside it.
@@ -31,7 +41,7 @@ def measure(lanes: int, seconds: float, chunk_steps: int, width: int, **flags: A
             **flags,
         )
         try:
-            run.wait_for_steps(2 * CAPACITY)
+            run.wait_for_steps(warm_up_steps)
             before, cpu = _heaps(run, actor), actor.cpu_s()
             began, first = time.perf_counter(), run.acknowledged()
             tenths: List[float] = [run.rate(seconds / 10) for _ in range(10)]
