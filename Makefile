@@ -68,6 +68,14 @@ bench-parameters: install  ## publish to swap with 1, 16, 128 readers; ARGS=--qu
 bench-gradients: install  ## gradients on the wire beside hivemind and DDP; ARGS=--quick for half a minute
 	bash deploy/make/bench_gradients.sh $(BIN)/python "$(TORCH_SPEC) $(TORCH_INDEX)" --docs docs/benchmarks.md $(ARGS)
 
+.PHONY: bench-actor
+bench-actor: install  ## the actor beside its bare loop, at 4,096 lanes, by the dozen; ARGS=--quick for three minutes
+	$(BIN)/python -m bench.actor --docs docs/benchmarks.md $(ARGS)
+
+.PHONY: bench-lockstep
+bench-lockstep: install  ## asynchronous training beside lockstep, five seeds each: twenty minutes of a quiet machine
+	$(BIN)/python -m bench.lockstep $(ARGS)
+
 # --- release ---------------------------------------------------------------------------------------------------------
 .PHONY: dist
 dist:  ## build dist/shoal-VERSION.tar.gz and the wheel, and try the wheel in a venv of its own

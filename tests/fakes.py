@@ -141,9 +141,9 @@ class FakeEnv:
         return dict(buffer)
 
 
-def make_env(num_lanes: int, seed: int, *, episode_steps: int = 3) -> FakeEnv:
+def make_env(num_lanes: int, seed: int, *, episode_steps: int = 3, autoreset: str = "same_step") -> FakeEnv:
     """As a run file names it: `tests.fakes:make_env`."""
-    return FakeEnv(num_lanes, episode_steps=episode_steps)
+    return FakeEnv(num_lanes, episode_steps=episode_steps, autoreset=AutoReset(autoreset))
 
 
 class FakePolicy:
@@ -151,6 +151,7 @@ class FakePolicy:
 
     def __init__(self) -> None:
         self.seen: List[Any] = []
+        self.annealed: List[int] = []
 
     def act(self, parameters: Mapping[str, Any], observation: Mapping[str, Any], rng: Any) -> Decision:
         assert isinstance(rng, np.random.Generator)
@@ -164,6 +165,9 @@ class FakePolicy:
     def value(self, parameters: Mapping[str, Any], observation: Mapping[str, Any]) -> Any:
         assert set(parameters) == {"policy.bias"}
         return 20 + self._steps(observation)
+
+    def anneal(self, updates: int) -> None:
+        self.annealed.append(updates)
 
     def exploration(self) -> Any:
         return np.zeros(2, np.float32)

@@ -6,7 +6,7 @@ import math
 import random
 import threading
 import time
-from typing import Optional
+from typing import Callable, Optional
 
 from services.common.lifecycle import Lifecycle
 from services.common.log import Log
@@ -33,6 +33,7 @@ class ParameterClient:
         lifecycle: Lifecycle,
         log: Log,
         role: parameters_pb2.ParameterRole.ValueType = parameters_pb2.PARAMETER_ROLE_ACT,
+        waiting_for: Callable[[], str] = lambda: "",
     ) -> None:
         """Connect to nothing yet.
 
@@ -43,9 +44,12 @@ class ParameterClient:
             lifecycle: of the process.
             log: told of waits and of damaged answers.
             role: which set.
+            waiting_for: what the process waits for, in one sentence or none; told to the chief, whom people ask.
         """
         self._caller = Caller("chief", address, lifecycle.stopping, log)
-        self._download = ParameterDownload(self._caller, peer=peer, role=role, stopping=lifecycle.stopping, log=log)
+        self._download = ParameterDownload(
+            self._caller, peer=peer, role=role, stopping=lifecycle.stopping, log=log, waiting_for=waiting_for
+        )
         self._poll_period_s = poll_period_s
         self._ask_again_s = 0.0  # as the chief wishes while hints come
         self._max_age_s = math.inf  # beyond which whoever waits for parameters parks

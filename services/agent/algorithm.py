@@ -32,7 +32,10 @@ class Decision:
 
 
 class Policy(Protocol):
-    """How an algorithm acts. Holds no parameters: they are swapped as whole sets by the caller."""
+    """How an algorithm acts. Holds no parameters: they are swapped as whole sets by the caller.
+
+    Observations and parameters are numpy arrays, or torch tensors of one device: what comes back is of the same kind.
+    """
 
     def act(self, parameters: Parameters, observation: Observation, rng: np.random.Generator) -> Decision:
         """Explore: act with this actor's rung of the exploration ladder."""
@@ -43,8 +46,11 @@ class Policy(Protocol):
     def value(self, parameters: Parameters, observation: Observation) -> npt.NDArray[np.float32]:
         """Bootstrap value <float32>[B] of observations that nobody acts on (final observations)."""
 
+    def anneal(self, updates: int) -> None:
+        """From now on explore as parameters with `updates` behind them are to; a fixed ladder stays as it is."""
+
     def exploration(self) -> npt.NDArray[np.float32]:
-        """The ladder's value per lane <float32>[num_lanes] (sigma or epsilon), for metrics."""
+        """The ladder's value per lane now, <float32>[num_lanes] (sigma or epsilon), for metrics."""
 
 
 @dataclass(frozen=True)

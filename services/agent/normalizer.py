@@ -32,13 +32,16 @@ def std_name(tensor: str) -> str:
     return f"{STATISTICS_PREFIX}{tensor}.std"
 
 
-def normalize(parameters: Mapping[str, Any], tensor: str, rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """(x - mean) / std, clipped to +-CLIP; `rows` <float32>[N, size] themselves where the set has no statistics."""
+def normalize(parameters: Mapping[str, Any], tensor: str, rows: Any) -> Any:
+    """(x - mean) / std, clipped to +-CLIP; `rows` <float32>[N, size] themselves where the set has no statistics.
+
+    Arrays or tensors, of `parameters` and `rows` alike.
+    """
     mean = parameters.get(mean_name(tensor))
     if mean is None:
         return rows
-    scaled: npt.NDArray[np.float32] = (rows - mean) / parameters[std_name(tensor)]
-    return np.clip(scaled, -CLIP, CLIP, out=scaled)
+    scaled = (rows - mean) / parameters[std_name(tensor)]
+    return np.clip(scaled, -CLIP, CLIP, out=scaled) if isinstance(scaled, np.ndarray) else scaled.clamp_(-CLIP, CLIP)
 
 
 def reward_scale(parameters: Mapping[str, Any]) -> float:

@@ -74,7 +74,7 @@ def plan_children(
         add("evaluator", "evaluator", 1)
     for index in range(config.actor.count):
         name = f"actor-{index}"
-        add(name, "actor", 1, "--actor.index", str(index), "--actor.name", name)
+        add(name, "actor", config.actor.torch_threads, "--actor.index", str(index), "--actor.name", name)
     return specs
 
 

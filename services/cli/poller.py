@@ -179,6 +179,8 @@ class Poller:
                 learner=self._reader.learner(learner_info, now_s),
                 lags={reader.name: reader.lag_updates for reader in learner_info.readers},
             )
+            # What a process says about itself is the nearest to the cause: an actor whose environment hangs.
+            waits.update({reader.name: reader.waiting_for for reader in learner_info.readers if reader.waiting_for})
             if learner_info.waiting_for:
                 waits["learner"] = learner_info.waiting_for
         elif state.learner is not None:

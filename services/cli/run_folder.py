@@ -43,6 +43,12 @@ CHANGEABLE_KEYS = (
     "learner.device",
     "actor.count",
     "actor.buffer_chunks",
+    "actor.lane_groups",
+    "actor.inference",
+    "actor.torch_threads",
+    "actor.cpus",
+    "actor.max_step_s",
+    "actor.compression",
 )
 # Chosen anew at each start unless somebody set them, and then not written to the run's config.
 EPHEMERAL_KEYS = (

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict, Iterable, List, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Mapping, Sequence, Tuple, Union
 
 import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
 from services.common.chunk import MAX_CHUNK_ROWS, ActorCounters, Chunk, FinalObservations
+from services.common.packing import MAX_UNPACKED_BYTES, pack, unpack
 from services.common.schema import ActionSpec, Schema, SchemaError, TensorSpec
 from shoal.v1 import experience_pb2, tensor_pb2
+
+if TYPE_CHECKING:
+    from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 
 _WIRE_DTYPES: Dict[str, tensor_pb2.DType.ValueType] = {
     "float16": tensor_pb2.D_TYPE_FLOAT16,
@@ -53,12 +57,16 @@ def decode_tensor(tensor: tensor_pb2.Tensor) -> npt.NDArray[Any]:
     return view_tensor(tensor, tensor.data)
 
 
-def view_tensor(tensor: tensor_pb2.Tensor, data: Union[bytes, memoryview]) -> npt.NDArray[Any]:
-    """As `decode_tensor`, of bytes that were read already."""
+def view_tensor(
+    tensor: tensor_pb2.Tensor, data: Union[bytes, memoryview], max_unpacked_bytes: int = 0
+) -> npt.NDArray[Any]:
+    """As `decode_tensor`, of bytes that were read already; packed ones are refused unless some bytes are allowed."""
     if tensor.dtype not in _NUMPY_DTYPES:
         raise SchemaError(f"tensor {tensor.name!r} has the unknown dtype number {tensor.dtype}")
-    if tensor.codec != tensor_pb2.CODEC_NONE:
-        raise SchemaError(f"tensor {tensor.name!r} is packed with codec number {tensor.codec}; known is 1 (none)")
+    is_packed = tensor.codec in (tensor_pb2.CODEC_LZ4, tensor_pb2.CODEC_ZSTD) and max_unpacked_bytes > 0
+    if not is_packed and tensor.codec != tensor_pb2.CODEC_NONE:
+        known = "1 (none), 2 (zstd) and 3 (lz4)" if max_unpacked_bytes else "1 (none)"
+        raise SchemaError(f"tensor {tensor.name!r} is packed with codec number {tensor.codec}; known is {known}")
     if len(tensor.shape) > _MAX_DIMENSIONS:
         raise SchemaError(
             f"tensor {tensor.name!r} has {len(tensor.shape)} dimensions; no array has more than {_MAX_DIMENSIONS}"
@@ -67,6 +75,10 @@ def view_tensor(tensor: tensor_pb2.Tensor, data: Union[bytes, memoryview]) -> np
     want = dtype.itemsize
     for size in shape:  # in Python's integers: a product of hostile sizes must not wrap
         want *= size
+    if is_packed:
+        if want > max_unpacked_bytes:
+            raise SchemaError(f"tensor {tensor.name!r} takes {want} bytes unpacked; {max_unpacked_bytes} are left")
+        data = unpack(tensor.name, bytes(data), tensor.codec, want)
     if len(data) != want:
         raise SchemaError(f"tensor {tensor.name!r} has {len(data)} bytes; {dtype}{list(shape)} takes {want}")
     try:
@@ -123,28 +135,50 @@ def encode_chunk(chunk: Chunk) -> experience_pb2.Chunk:
     return message
 
 
-def fill_chunk(message: experience_pb2.Chunk, chunk: Chunk) -> None:
-    """Pack a chunk into an empty message, in its place: handing a message to its parent copies every byte."""
+def fill_chunk(message: experience_pb2.Chunk, chunk: Chunk, codec: str = "none") -> None:
+    """Pack a chunk into an empty message, in its place: handing a message to its parent copies every byte.
+
+    Args:
+        message: empty.
+        chunk: what it is to hold.
+        codec: how observations of uint8 are packed, a key of `services.common.packing.CODECS`.
+    """
     message.lane_group = chunk.lane_group
     message.sequence = chunk.sequence
     message.first_step = chunk.first_step
     message.num_steps, message.num_lanes = chunk.num_steps, chunk.num_lanes
     packed = _ChunkBytes.of_chunk(chunk)
-    for name, data in zip(sorted(chunk.observation), packed.observation):
-        describe_tensor(message.observation.add(), name, chunk.observation[name]).data = data
+    packed.observation = _fill_packed(message.observation, chunk.observation, packed.observation, codec)
     describe_tensor(message.action, "action", chunk.action).data = packed.action
     message.reward, message.flags, message.policy_version = packed.reward, packed.flags, packed.policy_version
     message.q_taken, message.value = packed.q_taken, packed.value
     final = message.final
     final.step.extend(chunk.final.step.tolist())
-    for name, data in zip(sorted(chunk.final.observation), packed.final_observation):
-        describe_tensor(final.observation.add(), name, chunk.final.observation[name]).data = data
+    packed.final_observation = _fill_packed(final.observation, chunk.final.observation, packed.final_observation, codec)
     final.value, final.cut = packed.final_value, packed.final_cut
     message.acting_seconds = chunk.acting_seconds
     message.queued_seconds = chunk.queued_seconds
     message.newest_version = chunk.newest_version
     fill_counters(message.counters, chunk.counters)
     message.crc32c = packed.checksum()
+
+
+def _fill_packed(
+    messages: RepeatedCompositeFieldContainer[tensor_pb2.Tensor],
+    columns: Mapping[str, npt.NDArray[Any]],
+    raw: Sequence[bytes],
+    codec: str,
+) -> List[bytes]:
+    """Add a tensor for each column, by name, with its bytes packed where it is an image; returns what travels."""
+    sent: List[bytes] = []
+    for name, data in zip(sorted(columns), raw):
+        message = describe_tensor(messages.add(), name, columns[name])
+        packed = data
+        if columns[name].dtype == np.uint8:
+            packed, message.codec = pack(data, codec)
+        message.data = packed
+        sent.append(packed)
+    return sent
 
 
 def fill_counters(message: experience_pb2.ActorCounters, counters: ActorCounters) -> None:
@@ -170,12 +204,15 @@ def decode_chunk(message: experience_pb2.Chunk) -> Chunk:
     packed = _ChunkBytes.of_message(message)
     if message.crc32c and message.crc32c != packed.checksum():
         raise ChecksumError("the chunk's bytes do not match its CRC32C: send it again")
+    observation = _view_tensors(message.observation, packed.observation, MAX_UNPACKED_BYTES)
+    taken = sum(column.nbytes for column in observation.values())
+    final_observation = _view_tensors(final.observation, packed.final_observation, MAX_UNPACKED_BYTES - taken)
     counters = message.counters
     return Chunk(
         lane_group=message.lane_group,
         sequence=message.sequence,
         first_step=message.first_step,
-        observation=_view_tensors(message.observation, packed.observation),
+        observation=observation,
         action=view_tensor(message.action, packed.action),
         reward=decode_column("reward", packed.reward, "float32", (T, B)),
         flags=decode_column("flags", packed.flags, "uint8", (T, B)),
@@ -184,7 +221,7 @@ def decode_chunk(message: experience_pb2.Chunk) -> Chunk:
         value=_decode_critic("value", packed.value, (T, B)),
         final=FinalObservations(
             step=packed.final_step.astype(np.int64),
-            observation=_view_tensors(final.observation, packed.final_observation),
+            observation=final_observation,
             value=_decode_critic("final.value", packed.final_value, (F,)),
             cut=decode_column("final.cut", packed.final_cut, "bool", (F,)),
         ),
@@ -277,12 +314,15 @@ def _tensor_bytes(array: npt.NDArray[Any]) -> bytes:
     return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
-def _view_tensors(tensors: Iterable[tensor_pb2.Tensor], data: Iterable[bytes]) -> Dict[str, npt.NDArray[Any]]:
+def _view_tensors(
+    tensors: Iterable[tensor_pb2.Tensor], data: Iterable[bytes], max_unpacked_bytes: int = 0
+) -> Dict[str, npt.NDArray[Any]]:
     columns: Dict[str, npt.NDArray[Any]] = {}
     for tensor, its in zip(tensors, data):
         if tensor.name in columns:
             raise SchemaError(f"tensor {tensor.name!r} came twice in one message")
-        columns[tensor.name] = view_tensor(tensor, its)
+        columns[tensor.name] = view_tensor(tensor, its, max_unpacked_bytes)
+        max_unpacked_bytes -= columns[tensor.name].nbytes
     return columns
 
 

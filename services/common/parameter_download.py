@@ -16,7 +16,7 @@ is fetched again. `newest` changes at the end of a download, at once, to another
 from __future__ import annotations
 
 import threading
-from typing import Optional
+from typing import Callable, Optional
 
 import google_crc32c
 
@@ -44,6 +44,7 @@ class ParameterDownload:
         stopping: threading.Event,
         log: Log,
         part_bytes: int = PART_BYTES,
+        waiting_for: Callable[[], str] = lambda: "",
     ) -> None:
         """Connect to nothing yet.
 
@@ -54,6 +55,7 @@ class ParameterDownload:
             stopping: ends the pause before a damaged answer is asked for again.
             log: told of damaged answers.
             part_bytes: bytes of one call at most.
+            waiting_for: what the process waits for, in one sentence or none; told to the chief, whom people ask.
         """
         self._caller = caller
         self._stub = parameters_pb2_grpc.ParameterServiceStub(caller.channel)
@@ -62,6 +64,7 @@ class ParameterDownload:
         self._stopping = stopping
         self._log = log
         self._part_bytes = part_bytes
+        self._waiting_for = waiting_for
         self._newest: Optional[ParameterSet] = None
 
     @property
@@ -106,6 +109,7 @@ class ParameterDownload:
             newer_than=current.version if current else 0,
             running_version=current.version if current else 0,
             running_digest=current.digest if current else "",
+            waiting_for=self._waiting_for(),
         )
 
     def _collect(self, first: parameters_pb2.GetParametersResponse) -> Optional[bytes]:

@@ -13,7 +13,7 @@ from typing import Callable, List, Sequence
 
 from services.common.config.load import load
 from services.common.config.run import RunConfig
-from services.common.errors import EXIT_CRASH, EXIT_OK, UserError
+from services.common.errors import EXIT_CRASH, EXIT_OK, Crash, UserError
 from services.common.lifecycle import Lifecycle
 from services.common.log import Log, make_log
 from services.common.rpc import Stopped
@@ -52,8 +52,8 @@ def main(service: str, run: Run, arguments: Sequence[str]) -> int:
         with contextlib.suppress(Stopped):
             run(config, lifecycle, log)
         lifecycle.check()
-    except UserError as error:
-        lifecycle.stop("a mistake to mend")
+    except (UserError, Crash) as error:
+        lifecycle.stop("a mistake to mend" if isinstance(error, UserError) else "a crash")
         print(f"shoal {service}: {error}", file=sys.stderr, flush=True)
         return error.exit_code
     except OSError as error:

@@ -288,5 +288,6 @@ class ParameterServicer:
                 lag_updates=self._store.lag_of_reader(reader.role, reader.version, status.progress.updates),
                 parameters=reader.role,
                 digest_differs=reader.digest_differs,
+                waiting_for=reader.waiting_for,
             )
         return response

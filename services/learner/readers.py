@@ -10,6 +10,7 @@ from shoal.v1 import experience_pb2, parameters_pb2
 
 FORGET_S = 600.0  # a reader that is silent for longer is gone, and its rung is free
 MAX_QUESTIONS_PER_S = 20.0  # of all readers together for a version that there may not be; each costs about 1 ms of CPU
+MAX_SENTENCE = 300  # characters that are kept of what a reader says about itself
 MAX_ASK_AGAIN_S = 15.0  # beyond some hundred readers the end of training must still reach them soon
 
 Question = Union[parameters_pb2.GetManifestRequest, parameters_pb2.GetParametersRequest]
@@ -23,6 +24,7 @@ class Reader:
     role: parameters_pb2.ParameterRole.ValueType  # of the set that it fetches
     version: int  # what it runs; 0: nothing yet
     digest: str
+    waiting_for: str  # in its own words; empty: nothing
     digest_differs: bool  # from that of the version as it was published
     seen_at: float
     told_finished: bool
@@ -61,6 +63,7 @@ class Readers:
             role=question.role,
             version=version,
             digest=question.running_digest,
+            waiting_for=question.waiting_for[:MAX_SENTENCE],
             digest_differs=bool(version and published_digest and question.running_digest != published_digest),
             seen_at=now,
             told_finished=finished,

@@ -6,7 +6,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict
 
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ from services.actor.chunk_writer import ChunkWriter
 from services.actor.envs.contract import AutoReset
 from services.actor.loop import act
 from services.actor.parameter_client import ParameterSet
+from services.common.chunk import Chunk
 from services.common.config.load import load
 from services.common.config.run import RunConfig
 from services.common.errors import UserError
@@ -80,17 +81,22 @@ def test_what_an_actor_does_arrives_as_exact_items(
     )
     thread = lifecycle.spawn("sender", sender.run)
     parameters: Any = OneSet()
-    counted: List[int] = []
+    produced = 0
+
+    def send(chunk: Chunk) -> None:
+        nonlocal produced
+        produced += chunk.num_valid
+        sender.put(chunk)
+
     act(
         env,
         FakePolicy(),
         parameters,
         ChunkWriter(SCHEMA, num_lanes=2, chunk_steps=4, autoreset=autoreset, clock=clock),
-        send=sender.put,
+        send=send,
         rng=np.random.default_rng(0),
         seed=1,
         max_policy_age_s=1.0,
-        on_step=lambda step: counted.append(int(step.valid.sum())),
         lifecycle=lifecycle,
     )
     sender.close()
@@ -99,7 +105,6 @@ def test_what_an_actor_does_arrives_as_exact_items(
     table = _table(servicer)
     assert table.check_valid() is None
     counters = table.info().steps
-    produced = sum(counted)
     assert counters.acknowledged == sender.acknowledged_steps == produced
     # The running episodes were cut at the stop, with their last observation: no step is lost, each starts an item.
     assert (counters.items, counters.lost_tail, counters.unripe) == (produced, 0, 0)

@@ -77,6 +77,7 @@ class GetManifestRequest(google.protobuf.message.Message):
     ROLE_FIELD_NUMBER: builtins.int
     RUNNING_VERSION_FIELD_NUMBER: builtins.int
     RUNNING_DIGEST_FIELD_NUMBER: builtins.int
+    WAITING_FOR_FIELD_NUMBER: builtins.int
     newer_than: builtins.int
     """0: whatever there is. Above the chief's newest: the same, the chief began anew"""
     role: global___ParameterRole.ValueType
@@ -84,6 +85,8 @@ class GetManifestRequest(google.protobuf.message.Message):
     """what the caller uses now"""
     running_digest: builtins.str
     """and its digest"""
+    waiting_for: builtins.str
+    """what the caller waits for, in one sentence; empty when nothing is waited for"""
     @property
     def peer(self) -> shoal.v1.experience_pb2.Peer: ...
     def __init__(
@@ -94,9 +97,10 @@ class GetManifestRequest(google.protobuf.message.Message):
         role: global___ParameterRole.ValueType = ...,
         running_version: builtins.int = ...,
         running_digest: builtins.str = ...,
+        waiting_for: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["peer", b"peer"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["newer_than", b"newer_than", "peer", b"peer", "role", b"role", "running_digest", b"running_digest", "running_version", b"running_version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["newer_than", b"newer_than", "peer", b"peer", "role", b"role", "running_digest", b"running_digest", "running_version", b"running_version", "waiting_for", b"waiting_for"]) -> None: ...
 
 global___GetManifestRequest = GetManifestRequest
 
@@ -161,6 +165,7 @@ class GetParametersRequest(google.protobuf.message.Message):
     NEWER_THAN_FIELD_NUMBER: builtins.int
     RUNNING_VERSION_FIELD_NUMBER: builtins.int
     RUNNING_DIGEST_FIELD_NUMBER: builtins.int
+    WAITING_FOR_FIELD_NUMBER: builtins.int
     role: global___ParameterRole.ValueType
     version: builtins.int
     """0: the newest above `newer_than`, from its first byte"""
@@ -171,6 +176,8 @@ class GetParametersRequest(google.protobuf.message.Message):
     """with version = 0, as the two below: as in GetManifestRequest"""
     running_version: builtins.int
     running_digest: builtins.str
+    waiting_for: builtins.str
+    """as in GetManifestRequest"""
     @property
     def peer(self) -> shoal.v1.experience_pb2.Peer: ...
     def __init__(
@@ -184,9 +191,10 @@ class GetParametersRequest(google.protobuf.message.Message):
         newer_than: builtins.int = ...,
         running_version: builtins.int = ...,
         running_digest: builtins.str = ...,
+        waiting_for: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["peer", b"peer"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["max_bytes", b"max_bytes", "newer_than", b"newer_than", "offset_bytes", b"offset_bytes", "peer", b"peer", "role", b"role", "running_digest", b"running_digest", "running_version", b"running_version", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["max_bytes", b"max_bytes", "newer_than", b"newer_than", "offset_bytes", b"offset_bytes", "peer", b"peer", "role", b"role", "running_digest", b"running_digest", "running_version", b"running_version", "version", b"version", "waiting_for", b"waiting_for"]) -> None: ...
 
 global___GetParametersRequest = GetParametersRequest
 
@@ -310,6 +318,7 @@ class ParameterReader(google.protobuf.message.Message):
     LAG_UPDATES_FIELD_NUMBER: builtins.int
     PARAMETERS_FIELD_NUMBER: builtins.int
     DIGEST_DIFFERS_FIELD_NUMBER: builtins.int
+    WAITING_FOR_FIELD_NUMBER: builtins.int
     name: builtins.str
     role: shoal.v1.experience_pb2.Role.ValueType
     incarnation: builtins.int
@@ -321,6 +330,8 @@ class ParameterReader(google.protobuf.message.Message):
     """which set it fetches"""
     digest_differs: builtins.bool
     """from that of the version it claims: it does not run what was published"""
+    waiting_for: builtins.str
+    """as it said in its last call"""
     def __init__(
         self,
         *,
@@ -333,8 +344,9 @@ class ParameterReader(google.protobuf.message.Message):
         lag_updates: builtins.int = ...,
         parameters: global___ParameterRole.ValueType = ...,
         digest_differs: builtins.bool = ...,
+        waiting_for: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["digest", b"digest", "digest_differs", b"digest_differs", "incarnation", b"incarnation", "lag_updates", b"lag_updates", "name", b"name", "parameters", b"parameters", "role", b"role", "seconds_since_call", b"seconds_since_call", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["digest", b"digest", "digest_differs", b"digest_differs", "incarnation", b"incarnation", "lag_updates", b"lag_updates", "name", b"name", "parameters", b"parameters", "role", b"role", "seconds_since_call", b"seconds_since_call", "version", b"version", "waiting_for", b"waiting_for"]) -> None: ...
 
 global___ParameterReader = ParameterReader
 

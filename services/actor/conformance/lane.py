@@ -15,7 +15,7 @@ import numpy as np
 
 from services.actor.conformance.rerun import rerun_exactly, rerun_from_elsewhere
 from services.actor.envs.factory import build_env
-from services.actor.seeds import TRAINING, env_seed
+from services.actor.lane_group import group_seed
 from services.common.chunk import TERMINATED, TRUNCATED, VALID
 from services.common.config.load import load
 from services.common.config.run import RunConfig
@@ -86,10 +86,9 @@ def run_again(sick: SickLane, config: RunConfig) -> List[str]:
     Raises:
         UserError: the environment cannot be built, or is not the one of the dump.
     """
-    if sick.lane_group != 0:
-        return ["not run again: the lane is not in the actor's first lane group, and its seed is not known"]
-    seed = env_seed(config.run.seed, TRAINING, sick.actor)
-    env = build_env(config.env.factory, config.env.kwargs, config.env.lanes, seed)
+    seed = group_seed(config.run.seed, sick.actor, sick.lane_group)
+    lanes = config.env.lanes // config.actor.lane_groups
+    env = build_env(config.env.factory, config.env.kwargs, lanes, seed)
     try:
         _check_fits(sick, env.num_lanes, {spec.name: spec.shape for spec in env.observation_spec})
         if len(sick.columns["flags"]) == sick.step + 1:

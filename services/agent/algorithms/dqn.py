@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from services.agent.algorithm import Contribution, Decision, Observation, Parameters, Update
-from services.agent.exploration import choose_epsilon_greedily, epsilon_ladder, ladder_quantiles
+from services.agent.exploration import annealed_scale, choose_epsilon_greedily, epsilon_ladder, ladder_quantiles
 from services.agent.health import REPORT_PERIOD, Probe
-from services.agent.networks import ObservationEncoder, dueling_values, initial_parameters, to_tensor
+from services.agent.networks import ObservationEncoder, dueling_values, highest, initial_parameters, pick, to_tensor
 from services.agent.normalizer import Normalizer, reward_scale
 from services.agent.optimizer import (
     FlatParameters,
@@ -58,23 +58,30 @@ class Policy:
         check_action(schema.action)
         self._encoder = ObservationEncoder(schema)
         quantiles = ladder_quantiles(num_lanes, actor_index, num_actors)
-        self._epsilon = epsilon_ladder(quantiles, settings.epsilon_base, settings.epsilon_exponent)
+        self._ladder = epsilon_ladder(quantiles, settings.epsilon_base, settings.epsilon_exponent)
+        self._anneal_updates, self._final_scale = settings.epsilon_anneal_updates, settings.epsilon_final_scale
+        self.anneal(0)
 
     def act(self, parameters: Parameters, observation: Observation, rng: np.random.Generator) -> Decision:
         """Explore; the action values that decided are also the first TD errors' material."""
         values = self._values(parameters, observation)
         action = choose_epsilon_greedily(values, self._epsilon, rng)
-        return Decision(action, q_taken=values[np.arange(len(action)), action], value=values.max(axis=1))
+        return Decision(action, q_taken=pick(values, action), value=highest(values, axis=1))
 
     def act_greedily(self, parameters: Parameters, observation: Observation) -> npt.NDArray[np.int64]:
         """The best actions, <int64>[B]."""
-        best: npt.NDArray[np.int64] = self._values(parameters, observation).argmax(axis=1).astype(np.int64)
+        best: npt.NDArray[np.int64] = self._values(parameters, observation).argmax(axis=1)
         return best
 
     def value(self, parameters: Parameters, observation: Observation) -> npt.NDArray[np.float32]:
         """max_a Q(s, a), <float32>[B]."""
-        best: npt.NDArray[np.float32] = self._values(parameters, observation).max(axis=1)
+        best: npt.NDArray[np.float32] = highest(self._values(parameters, observation), axis=1)
         return best
+
+    def anneal(self, updates: int) -> None:
+        """Scale the ladder for parameters with `updates` behind them."""
+        scale = annealed_scale(updates, self._anneal_updates, self._final_scale)
+        self._epsilon = (self._ladder * np.float32(scale)).astype(np.float32, copy=False)
 
     def exploration(self) -> npt.NDArray[np.float32]:
         """Chance of a random action of each lane, <float32>[num_lanes]."""

@@ -19,13 +19,15 @@ import numpy as np
 import numpy.typing as npt
 
 from services.agent.algorithm import Contribution, Decision, Observation, Parameters, Update
-from services.agent.exploration import add_noise, ladder_quantiles, noise_ladder
+from services.agent.exploration import add_noise, annealed_scale, ladder_quantiles, noise_ladder
 from services.agent.health import REPORT_PERIOD, Probe
 from services.agent.networks import (
     ActionScaling,
     ObservationEncoder,
+    concatenate,
     critic_values,
     initial_parameters,
+    lowest,
     squashed_policy,
     to_tensor,
 )
@@ -70,7 +72,9 @@ class Policy:
         self._encoder = ObservationEncoder(schema)
         self._scaling = ActionScaling(schema.action)
         quantiles = ladder_quantiles(num_lanes, actor_index, num_actors)
-        self._stddev = noise_ladder(quantiles, settings.noise_min, settings.noise_max)
+        self._ladder = noise_ladder(quantiles, settings.noise_min, settings.noise_max)
+        self._anneal_updates, self._final_scale = settings.noise_anneal_updates, settings.noise_final_scale
+        self.anneal(0)
 
     def act(self, parameters: Parameters, observation: Observation, rng: np.random.Generator) -> Decision:
         """Explore, and value what was done with the online critics."""
@@ -81,12 +85,12 @@ class Policy:
         values = critic_values(
             parameters,
             "critics",
-            np.concatenate([critic_input, critic_input]),
-            np.concatenate([self._scaling.normalize(action), greedy]),
+            concatenate([critic_input, critic_input], axis=0),
+            concatenate([self._scaling.normalize(action), greedy], axis=0),
         )
         values /= reward_scale(parameters)
         num_lanes = len(action)
-        return Decision(action, q_taken=values[:, :num_lanes].mean(axis=0), value=values[:, num_lanes:].min(axis=0))
+        return Decision(action, q_taken=values[:, :num_lanes].mean(axis=0), value=lowest(values[:, num_lanes:], axis=0))
 
     def act_greedily(self, parameters: Parameters, observation: Observation) -> npt.NDArray[np.float32]:
         """Actions <float32>[B, A] of the policy network, without noise."""
@@ -97,9 +101,14 @@ class Policy:
         """min_j Q_j(s, pi(s)), <float32>[B]."""
         policy_input, critic_input = self._encoder.encode(observation, parameters)
         greedy = squashed_policy(parameters, "policy", policy_input)
-        values: npt.NDArray[np.float32] = critic_values(parameters, "critics", critic_input, greedy).min(axis=0)
+        values: npt.NDArray[np.float32] = lowest(critic_values(parameters, "critics", critic_input, greedy), axis=0)
         values /= reward_scale(parameters)
         return values
+
+    def anneal(self, updates: int) -> None:
+        """Scale the ladder for parameters with `updates` behind them."""
+        scale = annealed_scale(updates, self._anneal_updates, self._final_scale)
+        self._stddev = (self._ladder * np.float32(scale)).astype(np.float32, copy=False)
 
     def exploration(self) -> npt.NDArray[np.float32]:
         """Standard deviation of each lane's noise, in normalized actions, <float32>[num_lanes]."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from services.common.chunk import MAX_CHUNK_ROWS
+
 if TYPE_CHECKING:
     from services.common.config.run import RunConfig
 
@@ -16,6 +18,7 @@ def check_agreement(config: RunConfig) -> None:
         ValueError: two values contradict each other, or could deadlock.
     """
     _check_ladder(config)
+    _check_lane_groups(config)
     _check_ports(config)
     _check_sampler(config)
     _check_error_buffer(config)
@@ -35,6 +38,20 @@ def _check_ladder(config: RunConfig) -> None:
     if actor.index is not None and actor.index >= actor.count:
         raise ValueError(
             f"actor.index = {actor.index}, but actor.count = {actor.count}: the index runs from 0 to count - 1"
+        )
+
+
+def _check_lane_groups(config: RunConfig) -> None:
+    lanes, groups = config.env.lanes, config.actor.lane_groups
+    if lanes % groups:
+        raise ValueError(
+            f"env.lanes = {lanes} cannot be split evenly over actor.lane_groups = {groups}; choose a multiple"
+        )
+    rows = config.actor.chunk_steps * (lanes // groups)
+    if 2 * rows > MAX_CHUNK_ROWS:  # each step may end an episode, whose last observation takes a row too
+        raise ValueError(
+            f"a chunk of {rows} steps (actor.chunk_steps = {config.actor.chunk_steps} x env.lanes = {lanes} / "
+            f"actor.lane_groups = {groups}) is too large: at most {MAX_CHUNK_ROWS // 2}; lower chunk_steps"
         )
 
 

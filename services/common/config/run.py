@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional, Union
+from typing import Any, Dict, Optional, Tuple, Union
 
 from pydantic import Field, field_validator, model_validator
 from typing_extensions import Annotated, Literal
@@ -51,7 +51,9 @@ class EnvSection(Section):
     kwargs: Dict[str, Any] = Field(default_factory=dict)
     """Passed to the factory."""
     lanes: Annotated[Count, Field(ge=1, le=65536)] = 16
-    """Environments that an actor steps together."""
+    """Environments that an actor steps."""
+    observation_dtypes: Dict[str, Literal["float16", "float32"]] = Field(default_factory=dict)
+    """Observations of reals that are sent and stored as another dtype, by name: `{ policy = "float16" }`."""
 
 
 class LearnerSection(Section):
@@ -139,6 +141,18 @@ class ActorSection(Section):
     """The actor parks when its parameters could not be confirmed as the newest for this long."""
     poll_period_s: float = Field(1.0, gt=0)
     """How often the chief is asked for a newer version when no hint came; seldomer where there are many actors."""
+    lane_groups: Annotated[Count, Field(ge=1, le=64)] = 1
+    """Groups that the lanes are split over; each steps its own environment on a thread, while another infers."""
+    inference: Literal["auto", "numpy", "torch"] = "auto"
+    """What runs the policy: torch where observations lie on a GPU and else numpy, or the one that is named."""
+    torch_threads: Annotated[Count, Field(ge=1, le=1024)] = 1
+    """Threads of the policy's arithmetic; one where processes share cores."""
+    cpus: Tuple[Annotated[Count, Field(ge=0)], ...] = ()
+    """CPUs that an actor may run on; empty: as it was started."""
+    max_step_s: float = Field(30.0, gt=0)
+    """A step of the environment that takes longer is said to hang."""
+    compression: Literal["none", "lz4", "zstd"] = "none"
+    """How observations of uint8 (images) are packed on the way to the replay."""
 
 
 class EvaluatorSection(Section):

@@ -104,8 +104,11 @@ def test_a_dump_of_another_run_is_refused() -> None:
         run_again(dataclasses.replace(live("", 4), lane=8), config(""))
 
 
-def test_another_lane_group_is_not_run() -> None:
-    assert "first lane group" in run_again(dataclasses.replace(live("", 4), lane_group=1), config(""))[0]
+def test_a_lane_of_another_group_is_run_from_the_seed_of_its_group() -> None:
+    split = config("")
+    split = split.model_copy(update={"actor": split.actor.model_copy(update={"lane_groups": 3})})
+    seeds = {run_again(dataclasses.replace(live("", 4), lane=0, lane_group=group), split)[0] for group in range(3)}
+    assert len(seeds) == 3
 
 
 def test_it_says_what_the_dump_holds() -> None:

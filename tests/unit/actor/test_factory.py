@@ -10,6 +10,7 @@ import pytest
 from services.actor.envs.contract import AutoReset
 from services.actor.envs.factory import build_env
 from services.actor.envs.promises import EnvFactoryError
+from services.common.errors import Crash
 from services.common.schema import ActionSpec, TensorSpec
 
 
@@ -147,12 +148,15 @@ def test_a_missing_member_is_named(module, member):
 
 
 @pytest.mark.parametrize(
-    ("fail", "words"),
-    [("step", "step returned None, which has no observation"), ("", r"ended the process: sys\.exit\(1\) in step")],
+    ("fail", "error", "words"),
+    [
+        ("step", EnvFactoryError, "step returned None, which has no observation"),
+        ("", Crash, r"ended the process: sys\.exit\(1\) in step"),
+    ],
 )
-def test_the_first_step_is_checked(module, fail, words):
+def test_the_first_step_is_checked(module, fail, error, words):
     env = build(fail=fail)
-    with pytest.raises(EnvFactoryError, match=words):
+    with pytest.raises(error, match=words):
         env.step(np.zeros(2, np.int64))
 
 

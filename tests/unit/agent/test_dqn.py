@@ -205,3 +205,12 @@ def test_a_chain_of_two_steps_is_learned(make_batch) -> None:
     parameters, seen = learner.acting_parameters(), {"policy": np.stack([start, later])}
     np.testing.assert_array_equal(_policy(schema=schema).act_greedily(parameters, seen), [1, 0])
     np.testing.assert_allclose(_policy(schema=schema).value(parameters, seen), [0.9, 1.0], atol=0.1)
+
+
+def test_an_annealed_ladder_shrinks_by_the_updates_that_act():
+    settings = DqnSettings(epsilon_anneal_updates=100, epsilon_final_scale=0.5)
+    policy = dqn.Policy(SCHEMA, settings, num_lanes=8, actor_index=0, num_actors=1)
+    before = policy.exploration()
+    for updates, scale in ((0, 1.0), (50, 0.75), (1000, 0.5)):
+        policy.anneal(updates)
+        np.testing.assert_allclose(policy.exploration(), before * scale, rtol=1e-6)

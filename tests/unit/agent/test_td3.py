@@ -322,3 +322,15 @@ def test_a_one_step_task_is_learned(make_batch) -> None:
     goals = np.linspace(-1.2, 1.2, 13, dtype=np.float32)[:, None]
     actions = _policy(schema=schema).act_greedily(learner.acting_parameters(), {"policy": goals})
     assert np.abs(actions - goals).mean() < 0.2
+
+
+def test_an_annealed_ladder_shrinks_by_the_updates_that_act_and_the_noise_with_it():
+    settings = Td3Settings(hidden_sizes=(16, 16), noise_anneal_updates=100, noise_final_scale=0.0)
+    policy, parameters, observation = _policy(settings=settings), _parameters(), _observation()
+    fixed = _policy().exploration()
+    greedy = policy.act_greedily(parameters, observation)
+    for updates, scale in ((0, 1.0), (50, 0.5), (100, 0.0), (20, 0.8)):
+        policy.anneal(updates)
+        np.testing.assert_allclose(policy.exploration(), fixed * scale, rtol=1e-6)
+        action = policy.act(parameters, observation, np.random.default_rng(0)).action
+        assert np.allclose(action, greedy) == (scale == 0.0)

@@ -57,3 +57,8 @@ def test_overrides_of_the_run_file_are_not_inherited():
 def test_the_learner_has_the_threads_that_it_asks_for():
     threads = {spec.role: spec.environ["OMP_NUM_THREADS"] for spec in plan("--learner.torch_threads", "2")}
     assert threads == {"replay": "1", "learner": "2", "evaluator": "1", "actor": "1"}
+
+
+def test_actors_have_the_threads_that_they_ask_for():
+    threads = {spec.role: spec.environ["OMP_NUM_THREADS"] for spec in plan("--actor.torch_threads", "3")}
+    assert threads == {"replay": "1", "learner": "1", "evaluator": "1", "actor": "3"}

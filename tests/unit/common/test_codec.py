@@ -19,7 +19,9 @@ from services.common.codec import (
     encode_chunk,
     encode_schema,
     encode_tensor,
+    fill_chunk,
 )
+from services.common.packing import CODECS, pack
 from services.common.schema import DTYPES, ActionSpec, Schema, SchemaError, TensorSpec
 from shoal.v1 import experience_pb2, tensor_pb2
 from tests.fakes import SCHEMA, make_chunk, same
@@ -190,3 +192,57 @@ def test_a_tensor_that_comes_twice_is_refused() -> None:
     message.observation.append(message.observation[0])
     with pytest.raises(SchemaError, match="'camera' came twice"):
         decode_chunk(message)
+
+
+def _packed_chunk(codec: str) -> Any:
+    chunk = make_chunk(32, 8, flags=np.full((32, 8), VALID | TRUNCATED, np.uint8))
+    for column in (chunk.observation["camera"], chunk.final.observation["camera"]):
+        column[:] = 7
+    message = experience_pb2.Chunk()
+    fill_chunk(message, chunk, codec)
+    return chunk, message
+
+
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+def test_images_are_packed_wherever_they_are_and_nothing_else_is(codec: str) -> None:
+    pytest.importorskip("lz4")
+    chunk, message = _packed_chunk(codec)
+    for tensors in (message.observation, message.final.observation):
+        how = {tensor.name: tensor.codec for tensor in tensors}
+        assert how == {"camera": CODECS[codec], "policy": tensor_pb2.CODEC_NONE}
+    assert message.action.codec == tensor_pb2.CODEC_NONE
+    assert message.crc32c == chunk_checksum(message)
+    assert same(decode_chunk(message), chunk)
+    assert same(decode_chunk(encode_chunk(chunk)), chunk)
+
+
+def test_damage_of_a_packed_column_is_found_before_it_is_unpacked() -> None:
+    pytest.importorskip("lz4")
+    _, message = _packed_chunk("lz4")
+    message.observation[0].data = _flip(message.observation[0].data)
+    with pytest.raises(ChecksumError):
+        decode_chunk(message)
+
+
+@pytest.mark.parametrize("where", ["observation", "final"])
+def test_a_chunk_that_unpacks_beyond_all_bounds_is_refused(where: str) -> None:
+    pytest.importorskip("lz4")
+    _, message = _packed_chunk("zstd")
+    tensors = message.observation if where == "observation" else message.final.observation
+    for number in range(3):  # each within the bound, all of them beyond it
+        tensor = tensors.add(name=f"bomb{number}", dtype=tensor_pb2.D_TYPE_UINT8, shape=[100_000_000])
+        tensor.data, tensor.codec = pack(bytes(100_000_000), "zstd")
+    with pytest.raises(SchemaError, match="'bomb2' takes 100000000 bytes unpacked; 6"):
+        decode_chunk(_unchecked(message))
+
+
+def test_only_a_chunks_observations_may_be_packed() -> None:
+    pytest.importorskip("lz4")
+    data, codec = pack(bytes(4096), "lz4")
+    tensor = tensor_pb2.Tensor(name="x", dtype=tensor_pb2.D_TYPE_UINT8, shape=[4096], codec=codec, data=data)
+    with pytest.raises(SchemaError, match=r"packed with codec number 3; known is 1 \(none\)"):
+        decode_tensor(tensor)
+    _, message = _packed_chunk("none")
+    message.observation[0].codec = 9  # type: ignore[assignment]
+    with pytest.raises(SchemaError, match=r"packed with codec number 9; known is 1 \(none\), 2 \(zstd\) and 3 \(lz4\)"):
+        decode_chunk(_unchecked(message))

@@ -53,3 +53,26 @@ def test_sampling_that_deadlocks_or_has_no_effect_is_refused(flags: str, sentenc
 )
 def test_sampling_just_on_the_other_side_is_allowed(flags: str) -> None:
     _load(flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (
+            "--env.lanes 15 --actor.lane_groups 2",
+            "env.lanes = 15 cannot be split evenly over actor.lane_groups = 2; choose a multiple",
+        ),
+        (
+            "--env.lanes 4096 --actor.chunk_steps 200",
+            r"a chunk of 819200 steps .* is too large: at most 524288; lower chunk_steps",
+        ),
+    ],
+)
+def test_lanes_that_cannot_be_split_or_sent_are_refused(flags: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        load(None, flags.split())
+
+
+def test_lane_groups_make_room_for_longer_chunks() -> None:
+    flags = "--env.lanes 4096 --actor.chunk_steps 200 --actor.lane_groups 2 --replay.capacity 3e6"
+    assert load(None, flags.split()).config.actor.lane_groups == 2

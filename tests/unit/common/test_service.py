@@ -9,7 +9,7 @@ import pytest
 
 PROCESS = """
 import sys
-from services.common.errors import Fenced
+from services.common.errors import Crash, Fenced
 from services.common.rpc import Stopped
 from services.common.service import main
 def run(config, lifecycle, log):
@@ -17,6 +17,7 @@ def run(config, lifecycle, log):
     how = sys.argv[1]
     if how == "stopped": raise Stopped
     if how == "crash": raise ZeroDivisionError("mended by a restart")
+    if how == "simulator": raise Crash("the environment ended the process")
     if how == "fenced": raise Fenced("a newer life")
     if how == "thread":
         def fail(): raise Fenced("heard from a thread")
@@ -39,6 +40,7 @@ def _run(how: str, *arguments: str) -> Any:
         ("return", 0, ""),
         ("stopped", 0, ""),
         ("crash", 1, "ZeroDivisionError: mended by a restart"),
+        ("simulator", 1, "shoal demo: the environment ended the process"),
         ("fenced", 3, "shoal demo: a newer life"),
         ("thread", 3, "shoal demo: heard from a thread"),
     ],

@@ -120,3 +120,13 @@ def test_a_reader_that_does_not_take_what_it_is_sent_is_counted(clock: FakeClock
         ]
     ]
     assert counted == [1, 2, 3, 1, 2, 0, 1, 1]
+
+
+def test_what_a_reader_waits_for_is_kept_until_it_says_otherwise(clock: FakeClock) -> None:
+    readers = Readers(clock, num_actors=1)
+    for said in ("the environment hangs", "x" * 1000, ""):
+        question = _question("a")
+        question.waiting_for = said
+        readers.saw(question, finished=False)
+        (reader,) = readers.living(1.0)
+        assert reader.waiting_for == said[:300]
