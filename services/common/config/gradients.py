@@ -45,7 +45,7 @@ class GradientsSection(Section):
     """Updates that an asynchronous gradient may be behind; later ones are refused."""
     codec: Literal["int8", "fp16", "none"] = "int8"
     """How a helper sends them: int8 in blocks with a scale each, float16, or float32."""
-    block_size: Annotated[Count, Field(ge=1, le=1 << 20)] = 2048
+    block_size: Annotated[Count, Field(ge=1024, le=2048)] = 2048
     """Values that share a scale, with int8."""
     error_feedback: bool = True
     """Whether a helper adds what one push lost to the next."""
