@@ -9,11 +9,9 @@ from typing import Any, Dict, Mapping
 import numpy as np
 import numpy.typing as npt
 import safetensors.numpy
-from typing_extensions import Literal
 
+from services.common.config.values import WireDtype
 from services.common.errors import UserError
-
-WireDtype = Literal["float32", "float16", "bfloat16"]
 
 # numpy has no bfloat16: its bits travel as uint16, under a name that says so.
 _BFLOAT16 = "bfloat16/"

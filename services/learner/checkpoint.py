@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional
 
 import numpy.typing as npt
 
@@ -14,7 +14,9 @@ from services.common.log import Log
 from services.common.run_folder import Progress
 from services.common.schema import Schema
 from services.common.sealed import seal, unseal
+from services.learner.version_history import VersionRecord
 
+AVERAGE_PREFIX = "averaged/"
 KEEP = 3  # files: the newest may be damaged by a failing disk
 
 
@@ -25,9 +27,10 @@ class Checkpoint:
     algorithm: str
     schema: Schema
     progress: Progress
-    history: List[Tuple[int, int]]  # (version, updates)
+    history: List[VersionRecord]
     acknowledged: Dict[str, int]  # ring of the replay -> steps it acknowledged
     state: Mapping[str, npt.NDArray[Any]]
+    average: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)  # the averaged policy, where there is one
 
 
 class CheckpointFolder:
@@ -51,7 +54,8 @@ class CheckpointFolder:
             "acknowledged": checkpoint.acknowledged,
         }
         file = self._folder / f"{checkpoint.progress.updates:012d}.safetensors"
-        write_atomically(file, seal(checkpoint.state, facts))
+        average = {AVERAGE_PREFIX + name: tensor for name, tensor in checkpoint.average.items()}
+        write_atomically(file, seal({**checkpoint.state, **average}, facts))
         for old in self._files()[:-KEEP]:
             old.unlink()
 
@@ -64,14 +68,16 @@ class CheckpointFolder:
         files = self._files()
         for file in reversed(files):
             try:
-                state, facts = unseal(file)
+                tensors, facts = unseal(file)
+                average = [name for name in tensors if name.startswith(AVERAGE_PREFIX)]
                 return Checkpoint(
                     algorithm=facts["algorithm"],
                     schema=Schema.from_dict(facts["schema"]),
                     progress=Progress(**facts["progress"]),
-                    history=[(int(version), int(updates)) for version, updates in facts["history"]],
+                    history=[VersionRecord(*row) for row in facts["history"]],  # of two columns in older files
                     acknowledged=dict(facts["acknowledged"]),
-                    state=state,
+                    average={name[len(AVERAGE_PREFIX) :]: tensors.pop(name) for name in average},
+                    state=tensors,
                 )
             except (ValueError, KeyError, TypeError) as error:
                 self._log.warning("a damaged checkpoint is passed over", file=str(file), reason=str(error))

@@ -21,12 +21,17 @@ from services.common.peer import Peer
 from services.common.rpc import Server, Stopped
 from services.common.run_folder import Progress, RunFolder
 from services.common.schema import Schema
+from services.learner.averaged_parameters import AveragedParameters
 from services.learner.checkpoint import Checkpoint, CheckpointFolder
 from services.learner.env_steps import AcknowledgedSteps
 from services.learner.farewell import wait_for_readers
-from services.learner.parameter_service import ParameterServicer, Readers, Status
-from services.learner.parameter_store import ParameterStore, VersionReservation
+from services.learner.parameter_service import ParameterServicer, Status
+from services.learner.parameter_store import ParameterStore
+from services.learner.publisher import Publisher
+from services.learner.reader_metrics import ReaderMetrics
+from services.learner.readers import Readers
 from services.learner.replay_client import ReplayClient
+from services.learner.version_reservation import VersionReservation
 from shoal.v1 import experience_pb2, parameters_pb2, parameters_pb2_grpc
 
 if TYPE_CHECKING:
@@ -84,8 +89,10 @@ class Chief:
         self._peer = Peer(run_id, experience_pb2.ROLE_LEARNER, "learner")
         self._readers = Readers(time.monotonic, config.actor.count)
         history = self._resumed.history if self._resumed else []
-        last_version = history[-1][0] if history else 0
-        self._store = ParameterStore(VersionReservation(self._folder.versions, last_version), history)
+        last_version = history[-1].version if history else 0
+        self._store = ParameterStore(
+            VersionReservation(self._folder.versions, last_version), history, wire_dtype=settings.wire_dtype
+        )
         self._replay = ReplayClient(
             config.replay.addresses[0],
             peer=self._peer,
@@ -114,6 +121,7 @@ class Chief:
         self._server = Server(settings.address, max_workers=16, option_name="learner.address")
         self._server.add(parameters_pb2_grpc.add_ParameterServiceServicer_to_server, self._servicer)
         self._metrics = Metrics("learner", run_id)
+        self._metrics.registry.register(ReaderMetrics(run_id, self._readers, self._store, self._status))
         self._metrics_port = self._metrics.serve(settings.metrics_port, "learner.metrics_port")
 
     @property
@@ -165,8 +173,12 @@ class Chief:
         from services.learner.checkpointer import Checkpointer
         from services.learner.loop import train
 
-        def publish() -> None:
-            self._store.publish(learner.acting_parameters(), learner.updates)
+        average = AveragedParameters(
+            self._config.learner.average_rate, self._resumed.average if self._resumed else {}, learner.updates
+        )
+        publisher = Publisher(
+            self._store, learner, period=self._config.learner.publish_schedule, average=average, clock=time.monotonic
+        )
 
         def take_checkpoint() -> Checkpoint:
             return Checkpoint(
@@ -176,6 +188,7 @@ class Chief:
                 history=self._store.history(),
                 acknowledged=self._steps.by_ring(),
                 state=learner.state(),
+                average=average.state(),
             )
 
         settings = self._config.learner
@@ -186,7 +199,7 @@ class Chief:
             clock=time.monotonic,
             lifecycle=self._lifecycle,
         )
-        publish()
+        publisher.publish()
         self._folder.save_progress(monitor.progress(learner.updates))
         self._lifecycle.spawn("env-steps", lambda: self._steps.watch(self._replay, self._lifecycle))
         self._replay.start(schema)
@@ -196,17 +209,16 @@ class Chief:
                 learner,
                 self._replay,
                 monitor,
-                publish=publish,
+                publish_if_due=publisher.publish_if_due,
                 checkpoint_if_due=checkpointer.save_if_due,
                 max_updates=settings.max_updates,
-                publish_period=settings.publish_period,
                 importance_exponent=settings.importance_exponent,
             )
         except Stopped:
             self._log.info("training stops early", updates=learner.updates, reason=self._lifecycle.reason)
         self._replay.finish()
         self._steps.poll_once(self._replay)
-        publish()
+        publisher.publish()
         checkpointer.finish()
         monitor.show(learner.updates)
         self._folder.save_progress(self._status.progress)

@@ -15,10 +15,9 @@ def train(
     batches: ReplayClient,
     monitor: Monitor,
     *,
-    publish: Callable[[], None],
+    publish_if_due: Callable[[], None],
     checkpoint_if_due: Callable[[], None],
     max_updates: int,
-    publish_period: int,
     importance_exponent: float,
 ) -> None:
     """Train until `max_updates`; the loop knows no algorithm and no gRPC.
@@ -32,6 +31,5 @@ def train(
         update = learner.update(drawn.batch, weights)
         batches.report(drawn, update.td_error)
         monitor.after_update(learner.updates, drawn.batch, update)
-        if learner.updates % publish_period == 0:
-            publish()
+        publish_if_due()
         checkpoint_if_due()

@@ -113,6 +113,7 @@ class VersionHistory:
         Raises:
             ValueError: versions or updates fall.
         """
+        records = [VersionRecord(*record) for record in records]  # pairs (version, updates) of older checkpoints too
         self._clock = clock
         self._wall_clock = wall_clock
         self._lock = threading.Lock()

@@ -7,13 +7,14 @@ import sys
 
 from services.actor.envs.factory import build_env
 from services.actor.evaluator.episodes import run_episodes
-from services.actor.parameter_client import ParameterClient, ParameterSet
+from services.actor.parameter_client import ParameterClient
 from services.actor.seeds import SELECTION, env_seed
 from services.agent.registry import check_action, policy_class
 from services.common.config.run import RunConfig
 from services.common.lifecycle import Lifecycle
 from services.common.log import Log
 from services.common.metrics import Metrics
+from services.common.parameter_set import ParameterSet
 from services.common.peer import Peer
 from services.common.rpc import Caller
 from services.common.schema import Schema
@@ -22,6 +23,7 @@ from shoal.v1 import experience_pb2, parameters_pb2, parameters_pb2_grpc
 
 MAX_LANES = 100
 REPORT_TIMEOUT_S = 5.0
+ROLES = {"act": parameters_pb2.PARAMETER_ROLE_ACT, "average": parameters_pb2.PARAMETER_ROLE_AVERAGE}
 
 
 def run(config: RunConfig, lifecycle: Lifecycle, log: Log) -> None:
@@ -41,7 +43,12 @@ def run(config: RunConfig, lifecycle: Lifecycle, log: Log) -> None:
     )
     peer = Peer(config.run.name, experience_pb2.ROLE_EVALUATOR, "evaluator")
     parameters = ParameterClient(
-        config.learner.address, peer=peer, poll_period_s=settings.period_s, lifecycle=lifecycle, log=log
+        config.learner.address,
+        peer=peer,
+        poll_period_s=settings.period_s,
+        lifecycle=lifecycle,
+        log=log,
+        role=ROLES[settings.parameters],
     )
     reports = Caller("chief", config.learner.address, lifecycle.stopping, log)
     stub = parameters_pb2_grpc.ParameterServiceStub(reports.channel)

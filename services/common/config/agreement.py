@@ -20,6 +20,7 @@ def check_agreement(config: RunConfig) -> None:
     _check_helpers(config)
     _check_sampler(config)
     _check_error_buffer(config)
+    _check_average(config)
     capacity = config.replay.capacity_rows
     if capacity is not None:  # a budget of bytes becomes rows when the schema is known: the table checks it then
         _check_capacity(config, capacity)
@@ -109,6 +110,14 @@ def _check_error_buffer(config: RunConfig) -> None:
             f"replay.error_buffer = {replay.error_buffer:g} deadlocks: one Sample draws {draws} items "
             f"(batch_size x batches_per_sample) and one chunk allows {inserts:g} more (samples_per_insert x "
             f"chunk_steps x lanes); set it to at least {max(draws, inserts):g}, or to 0 to have it chosen"
+        )
+
+
+def _check_average(config: RunConfig) -> None:
+    if config.evaluator.parameters == "average" and not config.learner.average_rate:
+        raise ValueError(
+            "evaluator.parameters = 'average' needs an averaged policy, and learner.average_rate = 0 makes none; set "
+            "the rate, as in 0.005, or evaluator.parameters to 'act'"
         )
 
 

@@ -11,7 +11,16 @@ from services.common.config.agreement import check_agreement
 from services.common.config.algorithms import DqnSettings, Section, Td3Settings
 from services.common.config.gradients import GradientsSection, HelperSection
 from services.common.config.replay import ReplaySection
-from services.common.config.values import Count, Port, check_address, check_device
+from services.common.config.values import (
+    Count,
+    Period,
+    Port,
+    PublishPeriod,
+    WireDtype,
+    check_address,
+    check_device,
+    publish_period,
+)
 
 MAX_SEED = 2**31 - 1
 
@@ -58,8 +67,12 @@ class LearnerSection(Section):
     """Updates after which training is finished."""
     importance_exponent: float = Field(0.4, ge=0, le=1)
     """beta of the importance weights w = (N P)^-beta / max w."""
-    publish_period: Annotated[Count, Field(ge=1)] = 20
-    """Updates between two published versions."""
+    publish_period: Period = 20
+    """Between two published versions: a number of updates, or seconds, as in "2s"."""
+    average_rate: float = Field(0.0, ge=0, lt=1)
+    """tau of the averaged policy, taken in at each update and published beside the policy; 0: there is none."""
+    wire_dtype: WireDtype = "float32"
+    """What acting parameters travel in; readers compute in float32."""
     checkpoint_period_s: float = Field(5.0, gt=0)
     """Seconds between two checkpoints."""
     batches_per_sample: Annotated[Count, Field(ge=1, le=64)] = 4
@@ -72,6 +85,11 @@ class LearnerSection(Section):
     """torch device: cpu, cuda, or cuda:N."""
     torch_threads: Annotated[Count, Field(ge=1)] = 1
     """Threads of torch; one where processes share cores."""
+
+    @property
+    def publish_schedule(self) -> PublishPeriod:
+        """`publish_period` as the publisher takes it."""
+        return publish_period(self.publish_period)
 
     @field_validator("address")
     @classmethod
@@ -104,7 +122,7 @@ class ActorSection(Section):
     max_policy_age_s: float = Field(60.0, gt=0)
     """The actor parks when its parameters could not be confirmed as the newest for this long."""
     poll_period_s: float = Field(1.0, gt=0)
-    """How often the chief is asked for a newer version when no hint came."""
+    """How often the chief is asked for a newer version when no hint came; seldomer where there are many actors."""
 
 
 class EvaluatorSection(Section):
@@ -116,6 +134,8 @@ class EvaluatorSection(Section):
     """Prometheus endpoint; 0: any free port."""
     episodes: Annotated[Count, Field(ge=1)] = 50
     """Episodes of goal set A behind each judgement."""
+    parameters: Literal["act", "average"] = "act"
+    """Which policy is judged, and kept as the best: the newest, or the averaged one (`learner.average_rate`)."""
     period_s: float = Field(0.5, gt=0)
     """Pause between two judgements, and between two questions for a newer version."""
     nice: int = Field(10, ge=0, le=19)

@@ -10,7 +10,7 @@ from services.common.peer import Peer
 from services.common.run_folder import Evaluation
 from services.learner import farewell
 from services.learner.farewell import wait_for_readers
-from services.learner.parameter_service import Readers
+from services.learner.readers import Readers
 from shoal.v1 import experience_pb2, parameters_pb2
 from tests.conftest import Eventually
 from tests.fakes import RUN_ID, FakeClock, FakeLog
