@@ -23,6 +23,7 @@ from services.common.run_folder import Progress, RunFolder
 from services.common.schema import Schema
 from services.learner.averaged_parameters import AveragedParameters
 from services.learner.checkpoint import Checkpoint, CheckpointFolder
+from services.learner.collaboration import Collaboration
 from services.learner.env_steps import AcknowledgedSteps
 from services.learner.farewell import wait_for_readers
 from services.learner.parameter_service import ParameterServicer, Status
@@ -32,11 +33,13 @@ from services.learner.reader_metrics import ReaderMetrics
 from services.learner.readers import Readers
 from services.learner.replay_client import ReplayClient
 from services.learner.version_reservation import VersionReservation
-from shoal.v1 import experience_pb2, parameters_pb2, parameters_pb2_grpc
+from shoal.v1 import experience_pb2, gradients_pb2_grpc, parameters_pb2, parameters_pb2_grpc
 
 if TYPE_CHECKING:
     from services.agent.algorithm import Learner
     from services.learner.monitor import Monitor
+
+READER_THREADS = 16  # for calls that fetch parameters; each call under way holds one
 
 
 def check_device(device: str) -> None:
@@ -105,6 +108,15 @@ class Chief:
             lifecycle=lifecycle,
             log=log,
         )
+        self._metrics = Metrics("learner", run_id)
+        self._collaboration = Collaboration(
+            config.gradients,
+            num_planned=config.helper.count,
+            run_id=run_id,
+            incarnation=self._peer.incarnation,
+            metrics=self._metrics,
+            log=log,
+        )
         self._servicer = ParameterServicer(
             run_id=run_id,
             incarnation=self._peer.incarnation,
@@ -114,13 +126,15 @@ class Chief:
             status=self._status,
             num_actors=config.actor.count,
             max_updates=settings.max_updates,
-            waiting_for=lambda: self._replay.waiting_for,
+            waiting_for=lambda: self._replay.waiting_for or self._collaboration.waiting_for,
             fail=lifecycle.fail,
             log=log,
         )
-        self._server = Server(settings.address, max_workers=16, option_name="learner.address")
+        # Waiting pushes must not keep readers of parameters out.
+        max_workers = READER_THREADS + self._collaboration.num_threads
+        self._server = Server(settings.address, max_workers=max_workers, option_name="learner.address")
         self._server.add(parameters_pb2_grpc.add_ParameterServiceServicer_to_server, self._servicer)
-        self._metrics = Metrics("learner", run_id)
+        self._server.add(gradients_pb2_grpc.add_GradientServiceServicer_to_server, self._collaboration.servicer)
         self._metrics.registry.register(ReaderMetrics(run_id, self._readers, self._store, self._status))
         self._metrics_port = self._metrics.serve(settings.metrics_port, "learner.metrics_port")
 
@@ -203,10 +217,17 @@ class Chief:
         self._folder.save_progress(monitor.progress(learner.updates))
         self._lifecycle.spawn("env-steps", lambda: self._steps.watch(self._replay, self._lifecycle))
         self._replay.start(schema)
+        take_update = self._collaboration.begin(
+            learner,
+            schema.digest,
+            publish=lambda: self._store.publish_learn(learner.learning_parameters(), learner.updates).version,
+            stopping=self._lifecycle.stopping,
+        )
         self._status.run_state = parameters_pb2.RUN_STATE_TRAINING
         try:
             train(
                 learner,
+                take_update,
                 self._replay,
                 monitor,
                 publish_if_due=publisher.publish_if_due,
@@ -216,6 +237,7 @@ class Chief:
             )
         except Stopped:
             self._log.info("training stops early", updates=learner.updates, reason=self._lifecycle.reason)
+        self._collaboration.end("the chief stops training")
         self._replay.finish()
         self._steps.poll_once(self._replay)
         publisher.publish()

@@ -85,7 +85,7 @@ class SynchronousContributions:
         self._awaited, self._shares = [], {}
 
     def why_stale(self, base_version: int) -> str:
-        if base_version == self.version:
+        if self.version and base_version == self.version:
             return ""
         now = f"the chief takes gradients of {self.version}" if self.version else "its step is taken"
         return f"the gradient is of version {base_version}, and {now}"
@@ -222,7 +222,7 @@ def average(shares: Sequence[Share]) -> Dict[str, npt.NDArray[np.float32]]:
 
 
 def rate_scale(shares: Sequence[Share]) -> float:
-    """A step's learning rate with late gradients: the mean of 1 / (1 + lag). (Scaling gradients does nothing to Adam.)"""
+    """A step's learning rate with late gradients: the mean of 1 / (1 + lag). Adam does not feel scaled gradients."""
     weights = [share.weight for share in shares if share.num_samples]
     return sum(weights) / len(weights) if weights else 1.0
 

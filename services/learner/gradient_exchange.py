@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
-from typing import Callable, List, Optional
+from typing import Callable, List, Optional, Tuple
 
 from services.common.rpc import Stopped
 from services.learner.contributions import Contributions, Share
@@ -39,16 +39,20 @@ class GradientExchange:
         """The newest base that was opened."""
         return self._newest_version
 
-    def join(self, name: str, incarnation: int) -> int:
-        """Let a helper take part from the next base on, and return the newest so far.
+    def join(self, name: str, incarnation: int) -> Tuple[int, bool]:
+        """Let a helper take part from the next base on; again, it renews its lease.
+
+        Returns:
+            The newest base so far, and whether it took part before.
 
         Raises:
             HelperFenced: a newer life has replaced this one.
             TooManyHelpers: there is no room.
         """
         with self._changed:
-            self._admit(name, incarnation)
-            return self._newest_version
+            before = self._helpers.find(name)
+            took_part = before is not None and before in self._helpers.living()
+            return self._newest_version, self._admit(name, incarnation) is before and took_part
 
     def leave(self, name: str, incarnation: int) -> None:
         """A helper stops: it is not waited for."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Optional, Sequence
+from typing import Callable, Optional, Sequence
 
 import numpy as np
 
@@ -27,7 +27,7 @@ COUNTED = {
 class GradientMetrics:
     """The metrics `shoal_learner_gradient_*`."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, *, num_helpers: Callable[[], int]) -> None:
         self._answers = {
             status: metrics.counter(f"gradient_{status.name.lower()}_total", text) for status, text in COUNTED.items()
         }
@@ -35,7 +35,7 @@ class GradientMetrics:
         self._packed = metrics.counter("gradient_received_bytes_total", "Bytes of gradients, as they travelled.")
         self._raw = metrics.counter("gradient_raw_bytes_total", "Bytes of the same gradients in float32.")
         self._abstained = metrics.counter("gradient_abstained_total", "Steps that a helper abstained from.")
-        self._helpers = metrics.gauge("gradient_helpers", "Helpers whose lease runs.")
+        metrics.gauge("gradient_helpers", "Helpers whose lease runs.").set_function(num_helpers)
         self._contributors = metrics.gauge("gradient_contributors", "Gradients in the latest step of several.")
         self._cosine = metrics.gauge("gradient_cosine", "Mean cosine between contributors' gradients, latest step.")
         self._wait = metrics.histogram("gradient_wait_seconds", "Waits of a step for gradients.", WAIT_BUCKETS)
@@ -66,7 +66,3 @@ class GradientMetrics:
         self._lag.observe(np.array([share.lag for share in given], np.int64))
         if cosine is not None:
             self._cosine.set(cosine)
-
-    def show(self, num_helpers: int) -> None:
-        """Say how many helpers there are."""
-        self._helpers.set(num_helpers)

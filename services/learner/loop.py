@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Callable
 
 from services.agent.algorithm import Learner
+from services.learner.collaboration import TakeUpdate
 from services.learner.importance import importance_weights
 from services.learner.monitor import Monitor
 from services.learner.replay_client import ReplayClient
@@ -12,6 +13,7 @@ from services.learner.replay_client import ReplayClient
 
 def train(
     learner: Learner,
+    take_update: TakeUpdate,
     batches: ReplayClient,
     monitor: Monitor,
     *,
@@ -20,7 +22,9 @@ def train(
     max_updates: int,
     importance_exponent: float,
 ) -> None:
-    """Train until `max_updates`; the loop knows no algorithm and no gRPC.
+    """Train until `max_updates`; the loop knows no algorithm, no helpers and no gRPC.
+
+    `take_update` is `learner.update` or one on helpers' gradients too, which may take several batches a step.
 
     Raises:
         Stopped: the process is to end before that.
@@ -28,8 +32,10 @@ def train(
     while learner.updates < max_updates:
         drawn = batches.next()
         weights = importance_weights(drawn.batch, importance_exponent)
-        update = learner.update(drawn.batch, weights)
+        done_before = learner.updates
+        update = take_update(drawn.batch, weights)
         batches.report(drawn, update.td_error)
-        monitor.after_update(learner.updates, drawn.batch, update)
-        publish_if_due()
+        if learner.updates > done_before:
+            monitor.after_update(learner.updates, drawn.batch, update)
+            publish_if_due()
         checkpoint_if_due()

@@ -157,6 +157,10 @@ class ReplayClient:
                 return drawn
         raise Stopped
 
+    def next_within(self, timeout_s: float) -> Optional[DrawnBatch]:
+        """The next batch, or None if there is none in time."""
+        return next(iter(self._queue.get(timeout_s)), None)
+
     def report(self, drawn: DrawnBatch, td_error: npt.NDArray[np.float32]) -> None:
         """Send |TD errors| back with the next draw."""
         with self._lock:

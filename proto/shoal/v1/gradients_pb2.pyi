@@ -151,12 +151,15 @@ class JoinResponse(google.protobuf.message.Message):
     MODE_FIELD_NUMBER: builtins.int
     NEWEST_VERSION_FIELD_NUMBER: builtins.int
     LEASE_SECONDS_FIELD_NUMBER: builtins.int
+    FENCED_FIELD_NUMBER: builtins.int
     chief_incarnation: builtins.int
     mode: global___GradientMode.ValueType
     newest_version: builtins.int
     """of role learn, 0: none; the helper takes part from the next one on"""
     lease_seconds: builtins.float
     """a helper silent for longer is not waited for"""
+    fenced: builtins.bool
+    """a newer incarnation of this helper has taken over: stop"""
     def __init__(
         self,
         *,
@@ -164,8 +167,9 @@ class JoinResponse(google.protobuf.message.Message):
         mode: global___GradientMode.ValueType = ...,
         newest_version: builtins.int = ...,
         lease_seconds: builtins.float = ...,
+        fenced: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["chief_incarnation", b"chief_incarnation", "lease_seconds", b"lease_seconds", "mode", b"mode", "newest_version", b"newest_version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["chief_incarnation", b"chief_incarnation", "fenced", b"fenced", "lease_seconds", b"lease_seconds", "mode", b"mode", "newest_version", b"newest_version"]) -> None: ...
 
 global___JoinResponse = JoinResponse
 
