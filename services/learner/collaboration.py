@@ -6,11 +6,7 @@ import threading
 import time
 from typing import Callable, Optional
 
-import numpy as np
-import numpy.typing as npt
-
-from services.agent.algorithm import Learner, Update
-from services.common.batch import Batch
+from services.agent.algorithm import Learner
 from services.common.config.gradients import GradientsSection
 from services.common.log import Log
 from services.common.metrics import Metrics
@@ -19,9 +15,7 @@ from services.learner.gradient_exchange import GradientExchange
 from services.learner.gradient_metrics import GradientMetrics
 from services.learner.gradient_service import GradientServicer
 from services.learner.helpers import Helpers
-from services.learner.joint_update import AsynchronousUpdate, SynchronousUpdate
-
-TakeUpdate = Callable[[Batch, npt.NDArray[np.float32]], Update]
+from services.learner.joint_update import AsynchronousUpdate, SynchronousUpdate, TakeUpdate
 
 
 class Collaboration:

@@ -226,7 +226,9 @@ class GradientExchange:
                     self._changed.wait(min([LOOK_S, *(self._helpers.lease_left_s(h) for h in self._missing())]))
             finally:
                 self._is_collecting = False
-            return self._contributions.take(even_few=even_few)
+            shares = self._contributions.take(even_few=even_few)
+            self._changed.notify_all()  # there is room again
+            return shares
 
     def check_valid(self) -> Optional[str]:
         """What is wrong with this structure; None if nothing is."""

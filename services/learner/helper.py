@@ -132,7 +132,9 @@ class Helper:
             checkpoint.save()
 
     def _say_non_finite(self, drawn: DrawnBatch, error: Exception) -> None:
-        self._log.warning("a gradient is not finite: this step goes on without", items=len(drawn.batch), reason=str(error))
+        self._log.warning(
+            "a gradient is not finite: this step goes on without", items=len(drawn.batch), reason=str(error)
+        )
 
     @property
     def _seed(self) -> int:

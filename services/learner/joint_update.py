@@ -18,6 +18,7 @@ from services.learner.helpers import Answer, PushStatus
 
 CHIEF = "learner"  # its name among the contributors
 Weights = npt.NDArray[np.float32]
+TakeUpdate = Callable[[Batch, Weights], Update]  # what the training loop calls with each batch
 
 
 class JointUpdate:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Callable
 
 from services.agent.algorithm import Learner
-from services.learner.collaboration import TakeUpdate
 from services.learner.importance import importance_weights
+from services.learner.joint_update import TakeUpdate
 from services.learner.monitor import Monitor
 from services.learner.replay_client import ReplayClient
 
