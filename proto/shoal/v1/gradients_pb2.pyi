@@ -48,20 +48,25 @@ class _GradientCodec:
 class _GradientCodecEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_GradientCodec.ValueType], builtins.type):
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     GRADIENT_CODEC_UNSPECIFIED: _GradientCodec.ValueType  # 0
+    """refused"""
     GRADIENT_CODEC_NONE: _GradientCodec.ValueType  # 1
     """float32"""
     GRADIENT_CODEC_FP16: _GradientCodec.ValueType  # 2
+    """float16"""
     GRADIENT_CODEC_INT8_BLOCKS: _GradientCodec.ValueType  # 3
-    """int8 values, an fp16 scale for each block"""
+    """int8, and a float16 scale for each block"""
 
-class GradientCodec(_GradientCodec, metaclass=_GradientCodecEnumTypeWrapper): ...
+class GradientCodec(_GradientCodec, metaclass=_GradientCodecEnumTypeWrapper):
+    """How the values of a segment are written. Scales and fp16 values are float16 times 2^scale_exponent."""
 
 GRADIENT_CODEC_UNSPECIFIED: GradientCodec.ValueType  # 0
+"""refused"""
 GRADIENT_CODEC_NONE: GradientCodec.ValueType  # 1
 """float32"""
 GRADIENT_CODEC_FP16: GradientCodec.ValueType  # 2
+"""float16"""
 GRADIENT_CODEC_INT8_BLOCKS: GradientCodec.ValueType  # 3
-"""int8 values, an fp16 scale for each block"""
+"""int8, and a float16 scale for each block"""
 global___GradientCodec = GradientCodec
 
 class _GradientPacking:
@@ -71,17 +76,48 @@ class _GradientPacking:
 class _GradientPackingEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_GradientPacking.ValueType], builtins.type):
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     GRADIENT_PACKING_UNSPECIFIED: _GradientPacking.ValueType  # 0
+    """refused"""
     GRADIENT_PACKING_NONE: _GradientPacking.ValueType  # 1
     GRADIENT_PACKING_ZSTD: _GradientPacking.ValueType  # 2
+    """one frame that states its content size"""
     GRADIENT_PACKING_ZLIB: _GradientPacking.ValueType  # 3
 
-class GradientPacking(_GradientPacking, metaclass=_GradientPackingEnumTypeWrapper): ...
+class GradientPacking(_GradientPacking, metaclass=_GradientPackingEnumTypeWrapper):
+    """How `GradientSegment.data` is packed, without loss. A receiver MUST check that it unpacks to exactly the bytes that
+    the shape takes, and MUST NOT take more memory than that.
+    """
 
 GRADIENT_PACKING_UNSPECIFIED: GradientPacking.ValueType  # 0
+"""refused"""
 GRADIENT_PACKING_NONE: GradientPacking.ValueType  # 1
 GRADIENT_PACKING_ZSTD: GradientPacking.ValueType  # 2
+"""one frame that states its content size"""
 GRADIENT_PACKING_ZLIB: GradientPacking.ValueType  # 3
 global___GradientPacking = GradientPacking
+
+class _GradientOrder:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _GradientOrderEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_GradientOrder.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    GRADIENT_ORDER_UNSPECIFIED: _GradientOrder.ValueType  # 0
+    """as ROWS"""
+    GRADIENT_ORDER_ROWS: _GradientOrder.ValueType  # 1
+    """C order of the shape"""
+    GRADIENT_ORDER_COLUMNS: _GradientOrder.ValueType  # 2
+    """C order of the shape with its last two dimensions swapped: packs better"""
+
+class GradientOrder(_GradientOrder, metaclass=_GradientOrderEnumTypeWrapper):
+    """In which order the elements lie in the unpacked data. Blocks and their scales always follow ROWS."""
+
+GRADIENT_ORDER_UNSPECIFIED: GradientOrder.ValueType  # 0
+"""as ROWS"""
+GRADIENT_ORDER_ROWS: GradientOrder.ValueType  # 1
+"""C order of the shape"""
+GRADIENT_ORDER_COLUMNS: GradientOrder.ValueType  # 2
+"""C order of the shape with its last two dimensions swapped: packs better"""
+global___GradientOrder = GradientOrder
 
 class _PushStatus:
     ValueType = typing.NewType("ValueType", builtins.int)
@@ -202,7 +238,9 @@ global___LeaveResponse = LeaveResponse
 
 @typing.final
 class GradientSegment(google.protobuf.message.Message):
-    """The gradient of one tensor."""
+    """The gradient of one tensor. In ROWS order, value i is
+      NONE: data[i];  FP16: data[i] * 2^scale_exponent;  INT8_BLOCKS: data[i] * scales[i / block_size] * 2^scale_exponent.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -213,15 +251,20 @@ class GradientSegment(google.protobuf.message.Message):
     SCALES_FIELD_NUMBER: builtins.int
     PACKING_FIELD_NUMBER: builtins.int
     DATA_FIELD_NUMBER: builtins.int
+    SCALE_EXPONENT_FIELD_NUMBER: builtins.int
+    ORDER_FIELD_NUMBER: builtins.int
     tensor: builtins.str
-    """name in the parameter set: "critics.0.weight" """
+    """name in the parameter set: "critics.0.weight"; at most once in a push"""
     codec: global___GradientCodec.ValueType
     block_size: builtins.int
-    """values a block, with INT8_BLOCKS"""
+    """values a block, 1024 to 2048 with INT8_BLOCKS; 0 otherwise"""
     scales: builtins.bytes
-    """float16[ceil(values / block_size)]"""
+    """float16[ceil(values / block_size)], finite, none negative; empty otherwise"""
     packing: global___GradientPacking.ValueType
     data: builtins.bytes
+    scale_exponent: builtins.int
+    """-102 to 112: gradients as small as 1e-38 keep their scales; 0 with NONE"""
+    order: global___GradientOrder.ValueType
     @property
     def shape(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
     def __init__(
@@ -234,8 +277,10 @@ class GradientSegment(google.protobuf.message.Message):
         scales: builtins.bytes = ...,
         packing: global___GradientPacking.ValueType = ...,
         data: builtins.bytes = ...,
+        scale_exponent: builtins.int = ...,
+        order: global___GradientOrder.ValueType = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["block_size", b"block_size", "codec", b"codec", "data", b"data", "packing", b"packing", "scales", b"scales", "shape", b"shape", "tensor", b"tensor"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["block_size", b"block_size", "codec", b"codec", "data", b"data", "order", b"order", "packing", b"packing", "scale_exponent", b"scale_exponent", "scales", b"scales", "shape", b"shape", "tensor", b"tensor"]) -> None: ...
 
 global___GradientSegment = GradientSegment
 
@@ -259,7 +304,9 @@ class PushRequest(google.protobuf.message.Message):
     num_samples: builtins.int
     """items behind the mean gradient: its weight in the average; 0 and no segments: abstains"""
     crc32c: builtins.int
-    """over scales and data of all segments in order"""
+    """CRC32C over each segment in order: the text "tensor:shape:codec:block_size:packing:scale_exponent:order" with
+    decimal numbers, the shape's joined by "x" ("critics.0.weight:2x26x256:3:2048:2:-30:2"), then scales, then data.
+    """
     @property
     def peer(self) -> shoal.v1.experience_pb2.Peer: ...
     @property
