@@ -1,11 +1,12 @@
-"""TD3 as a textbook writes it: modules of torch, Adam, gradient clipping; nothing of shoal's learner."""
+"""TD3 as a textbook writes it: modules of torch, Adam, gradient clipping; nothing of shoal's learner.
+
+The twin critics are one module of batched layers, as ours are: a matrix product of another kernel rounds otherwise.
+"""
 
 from __future__ import annotations
 
 import copy
-from typing import Any, Dict, Mapping
-
-import numpy as np
+from typing import Any, Dict, List, Mapping
 
 from services.common.batch import Batch
 from services.common.config.algorithms import Td3Settings
@@ -17,22 +18,21 @@ class PlainTd3:
     def __init__(self, initial: Mapping[str, Any], settings: Td3Settings, seed: int) -> None:
         import torch
 
-        def layer(role: str, number: int, part: Any = None) -> torch.nn.Linear:
-            weight, bias = (initial[f"{role}.{number}.{kind}"] for kind in ("weight", "bias"))
-            if part is not None:
-                weight, bias = weight[part], bias[part][0]
+        layers: List[Any] = []
+        for number in range(3):
+            weight, bias = (initial[f"policy.{number}.{kind}"] for kind in ("weight", "bias"))
             linear = torch.nn.Linear(*weight.shape)
             linear.weight.data, linear.bias.data = torch.tensor(weight.T.copy()), torch.tensor(bias)
-            return linear
-
-        def network(role: str, part: Any, *last: torch.nn.Module) -> torch.nn.Sequential:
-            relu = torch.nn.ReLU
-            layers = [layer(role, number, part) for number in range(3)]
-            return torch.nn.Sequential(layers[0], relu(), layers[1], relu(), layers[2], *last)
-
+            layers += [linear, torch.nn.ReLU()]
         self._settings = settings
-        self.policy = network("policy", None, torch.nn.Tanh())
-        self.critics = torch.nn.ModuleList([network("critics", 0), network("critics", 1)])
+        self.policy = torch.nn.Sequential(*layers[:-1], torch.nn.Tanh())
+        self.critics = torch.nn.ParameterDict(
+            {
+                f"{number}_{kind}": torch.nn.Parameter(torch.tensor(initial[f"critics.{number}.{kind}"]))
+                for number in range(3)
+                for kind in ("weight", "bias")
+            }
+        )
         self.target_policy, self.target_critics = copy.deepcopy(self.policy), copy.deepcopy(self.critics)
         self._policy_adam = torch.optim.Adam(self.policy.parameters(), settings.policy_learning_rate, fused=True)
         self._critic_adam = torch.optim.Adam(self.critics.parameters(), settings.critic_learning_rate, fused=True)
@@ -89,17 +89,19 @@ class PlainTd3:
                 layer = policy[2 * number]
                 found[f"{prefix}policy.{number}.weight"] = layer.weight.detach().numpy().T
                 found[f"{prefix}policy.{number}.bias"] = layer.bias.detach().numpy()
-                layers = [critic[2 * number] for critic in critics]
-                found[f"{prefix}critics.{number}.weight"] = np.stack([its.weight.detach().numpy().T for its in layers])
-                found[f"{prefix}critics.{number}.bias"] = np.stack([its.bias.detach().numpy()[None] for its in layers])
+                for kind in ("weight", "bias"):
+                    found[f"{prefix}critics.{number}.{kind}"] = critics[f"{number}_{kind}"].detach().numpy()
         return found
 
     @staticmethod
     def _values(critics: Any, observation: Any, action: Any) -> Any:
         import torch
 
-        joined = torch.cat([observation, action], dim=1)
-        return torch.stack([critic(joined)[:, 0] for critic in critics])
+        hidden = torch.cat([observation, action], dim=1).expand(2, -1, -1)
+        for number in range(3):
+            hidden = torch.baddbmm(critics[f"{number}_bias"], hidden, critics[f"{number}_weight"])
+            hidden = hidden.relu() if number < 2 else hidden
+        return hidden[..., 0]
 
     def _set_policy_gradient(self, observation: Any) -> None:
         import torch
