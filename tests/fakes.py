@@ -214,6 +214,7 @@ class FakeChief(parameters_pb2_grpc.ParameterServiceServicer):
         self.lock = threading.Lock()
         self.version = 0
         self.data = b""
+        self.ask_again_s = 0.0
 
     def publish(self, version: int, bias: float, size: int = 1) -> None:
         with self.lock:
@@ -221,33 +222,46 @@ class FakeChief(parameters_pb2_grpc.ParameterServiceServicer):
             self.data = safetensors.numpy.save({"policy.bias": np.full(size, bias, np.float32)})
 
     def GetManifest(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
-        self._check(request.peer)
-        assert request.running_version == request.newer_than
-        assert bool(request.running_digest) == bool(request.running_version)
-        with self.lock:
-            self.manifests += 1
-            answer = parameters_pb2.GetManifestResponse(
-                run_state=self.run_state, chief_incarnation=1, actor_index=3, num_actors=8
-            )
-            if self.version > request.newer_than:
-                answer.available = True
-                answer.version, answer.updates, answer.size_bytes = self.version, 10 * self.version, len(self.data)
-                answer.digest = hashlib.blake2b(self.data, digest_size=16).hexdigest()
-                if self.digest_faults:
-                    self.digest_faults -= 1
-                    answer.digest = "0" * 32
-        return answer
+        raise AssertionError("a reader asks for manifest and set at once")
 
     def Get(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
         self._check(request.peer)
+        assert request.role == parameters_pb2.PARAMETER_ROLE_ACT
         with self.lock:
+            answer = parameters_pb2.GetParametersResponse()
+            if request.version == 0:
+                answer.manifest.CopyFrom(self._manifest(request))
+                if not answer.manifest.available:
+                    return answer
             self.gets += 1
             fault = self.faults.pop(0) if self.faults else ""
-            if request.version != self.version or fault == "superseded":
+            if request.version not in (0, self.version) or fault == "superseded":
                 return parameters_pb2.GetParametersResponse(superseded=True)
-            part = self.data[request.offset_bytes : request.offset_bytes + request.max_bytes]
-        crc = google_crc32c.value(part)
-        return parameters_pb2.GetParametersResponse(data=part, crc32c=crc ^ 1 if fault == "damaged" else crc)
+            answer.data = self.data[request.offset_bytes : request.offset_bytes + request.max_bytes]
+        answer.crc32c = google_crc32c.value(answer.data)
+        if fault == "damaged":
+            answer.crc32c ^= 1
+        return answer
+
+    def _manifest(self, request: Any) -> Any:
+        assert request.running_version == request.newer_than
+        assert bool(request.running_digest) == bool(request.running_version)
+        self.manifests += 1
+        answer = parameters_pb2.GetManifestResponse(
+            run_state=self.run_state,
+            chief_incarnation=1,
+            actor_index=3,
+            num_actors=8,
+            ask_again_seconds=self.ask_again_s,
+        )
+        if self.version > request.newer_than:
+            answer.available = True
+            answer.version, answer.updates, answer.size_bytes = self.version, 10 * self.version, len(self.data)
+            answer.digest = hashlib.blake2b(self.data, digest_size=16).hexdigest()
+            if self.digest_faults:
+                self.digest_faults -= 1
+                answer.digest = "0" * 32
+        return answer
 
     def ReportEvaluation(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
         raise AssertionError("an actor reports no evaluation")

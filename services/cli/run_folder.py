@@ -35,6 +35,7 @@ CHANGEABLE_KEYS = (
     "learner.checkpoint_period_s",
     "learner.transport",
     "learner.torch_threads",
+    "learner.wire_dtype",
     "learner.device",
     "actor.count",
     "actor.buffer_chunks",

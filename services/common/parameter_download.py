@@ -27,7 +27,7 @@ from services.common.rpc import Caller, Refused, Stopped
 from shoal.v1 import parameters_pb2, parameters_pb2_grpc
 
 CALL_TIMEOUT_S = 5.0
-PART_BYTES = 4 * 1024 * 1024
+PART_BYTES = 1024 * 1024  # what a reader that stops reading may hold of the chief's memory
 MAX_SET_BYTES = 8 * 1024**3  # beyond it a manifest is damaged, or not ours
 RETRY_S = 0.1  # between a damaged answer and the next question
 

@@ -170,12 +170,14 @@ class Backoff:
 class Server:
     """A gRPC server with health, bound to exactly one address."""
 
-    def __init__(self, address: str, *, max_workers: int, option_name: str) -> None:
+    def __init__(self, address: str, *, max_workers: int, option_name: str, max_calls: int = 0) -> None:
         """Bind `address`; port 0 takes any free one.
 
         Args:
             address: HOST:PORT.
             max_workers: threads; each call holds one while it runs.
+            max_calls: under way at once, those that wait for a thread included; more are told to come again. 0: four
+                for each thread.
             option_name: what the user would change, named in the error.
 
         Raises:
@@ -185,7 +187,7 @@ class Server:
         self._server = grpc.server(
             self._pool,
             options=SERVER_OPTIONS,
-            maximum_concurrent_rpcs=4 * max_workers,
+            maximum_concurrent_rpcs=max_calls or 4 * max_workers,
         )
         self._health = health.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

@@ -26,20 +26,21 @@ from services.learner.checkpoint import Checkpoint, CheckpointFolder
 from services.learner.collaboration import Collaboration
 from services.learner.env_steps import AcknowledgedSteps
 from services.learner.farewell import wait_for_readers
-from services.learner.parameter_service import ParameterServicer, Status
+from services.learner.parameter_service import ParameterServicer, Status, add_to_server
 from services.learner.parameter_store import ParameterStore
 from services.learner.publisher import Publisher
 from services.learner.reader_metrics import ReaderMetrics
 from services.learner.readers import Readers
 from services.learner.replay_client import ReplayClient
 from services.learner.version_reservation import VersionReservation
-from shoal.v1 import experience_pb2, gradients_pb2_grpc, parameters_pb2, parameters_pb2_grpc
+from shoal.v1 import experience_pb2, gradients_pb2_grpc, parameters_pb2
 
 if TYPE_CHECKING:
     from services.agent.algorithm import Learner
     from services.learner.monitor import Monitor
 
 READER_THREADS = 16  # for calls that fetch parameters; each call under way holds one
+MAX_CALLS = 256  # readers that hear of a version at once are queued, each with a part of a set at most
 
 
 def check_device(device: str) -> None:
@@ -132,8 +133,11 @@ class Chief:
         )
         # Waiting pushes must not keep readers of parameters out.
         max_workers = READER_THREADS + self._collaboration.num_threads
-        self._server = Server(settings.address, max_workers=max_workers, option_name="learner.address")
-        self._server.add(parameters_pb2_grpc.add_ParameterServiceServicer_to_server, self._servicer)
+        max_calls = MAX_CALLS + self._collaboration.num_threads
+        self._server = Server(
+            settings.address, max_workers=max_workers, max_calls=max_calls, option_name="learner.address"
+        )
+        self._server.add(add_to_server, self._servicer)
         self._server.add(gradients_pb2_grpc.add_GradientServiceServicer_to_server, self._collaboration.servicer)
         self._metrics.registry.register(ReaderMetrics(run_id, self._readers, self._store, self._status))
         self._metrics_port = self._metrics.serve(settings.metrics_port, "learner.metrics_port")

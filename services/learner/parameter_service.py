@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
-from typing import Callable, Optional
+from typing import Callable, Optional, Union
 
 import grpc
 import numpy as np
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 
 from services.common.errors import UserError
 from services.common.log import Log
+from services.common.parameter_download import PART_BYTES
 from services.common.parameter_set import decode_set, encode_set
 from services.common.peer import objection
 from services.common.rpc import refuse
 from services.common.run_folder import Evaluation, Progress, RunFolder
-from services.learner.parameter_store import ParameterStore, PublishedSet
+from services.learner.parameter_store import ParameterStore
+from services.learner.published_set import PublishedSet
 from services.learner.readers import Question, Readers
-from shoal.v1 import experience_pb2, parameters_pb2, parameters_pb2_grpc
+from shoal.v1 import experience_pb2, parameters_pb2
 
-MAX_PART_BYTES = 4 * 1024 * 1024
 LISTED_S = 60.0  # readers that were silent for longer are not listed
 
 
@@ -33,6 +36,28 @@ class Status:
     lag_p95: float = 0.0
 
 
+def add_to_server(servicer: ParameterServicer, server: grpc.Server) -> None:
+    """Register all calls of `ParameterService`.
+
+    As the generated function, but for answers that are serialized already: a part of a set is made into a message once
+    and not once for each of its readers, which halves the CPU of a download.
+    """
+    service = parameters_pb2.DESCRIPTOR.services_by_name["ParameterService"]
+    handlers = {
+        method.name: grpc.unary_unary_rpc_method_handler(
+            getattr(servicer, method.name),
+            request_deserializer=GetMessageClass(method.input_type).FromString,
+            response_serializer=_serialize,
+        )
+        for method in service.methods
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
+
+
+def _serialize(response: Union[Message, bytes]) -> bytes:
+    return response if isinstance(response, bytes) else response.SerializeToString()
+
+
 def _load_best(folder: RunFolder, log: Log) -> Optional[Evaluation]:
     """What was seen of the best parameters; a damaged file counts as none, so that the next evaluation replaces it."""
     try:
@@ -43,8 +68,8 @@ def _load_best(folder: RunFolder, log: Log) -> Optional[Evaluation]:
     return best[1] if best else None
 
 
-class ParameterServicer(parameters_pb2_grpc.ParameterServiceServicer):
-    """Translates calls into the store, the readers and the run folder."""
+class ParameterServicer:
+    """Translates calls into the store, the readers and the run folder; `add_to_server` registers it."""
 
     def __init__(
         self,
@@ -85,20 +110,23 @@ class ParameterServicer(parameters_pb2_grpc.ParameterServiceServicer):
 
     def Get(  # noqa: N802
         self, request: parameters_pb2.GetParametersRequest, context: grpc.ServicerContext
-    ) -> parameters_pb2.GetParametersResponse:
+    ) -> Union[parameters_pb2.GetParametersResponse, bytes]:
         self._check(request, context)
+        head = b""
         if request.version == 0:
             published = self._newer(request)
             response = parameters_pb2.GetParametersResponse(manifest=self._manifest(request, published))
+            if published is None:
+                return response
+            head = response.SerializeToString()
         else:
             published = self._store.find(request.role, request.version)
-            response = parameters_pb2.GetParametersResponse(superseded=published is None)
-        if published is not None:
-            size = min(request.max_bytes or MAX_PART_BYTES, MAX_PART_BYTES)
-            end = request.offset_bytes + size
-            response.data, response.crc32c = published.part(request.offset_bytes, size)
-            self._store.note_fetch(published, request.peer.name, is_last_part=end >= len(published.data))
-        return response
+            if published is None:
+                return parameters_pb2.GetParametersResponse(superseded=True)
+        part = published.answer(request.offset_bytes, request.max_bytes)
+        end = request.offset_bytes + (request.max_bytes or PART_BYTES)
+        self._store.note_fetch(published, request.peer.name, is_last_part=end >= published.size_bytes)
+        return head + part  # messages one after the other are one message with the fields of both
 
     def _check(self, question: Question, context: grpc.ServicerContext) -> None:
         """Refuse who does not belong here, and who asks for what this run does not publish."""
@@ -152,7 +180,7 @@ class ParameterServicer(parameters_pb2_grpc.ParameterServiceServicer):
         if published is not None:
             response.available = True
             response.version, response.updates = published.version, published.updates
-            response.size_bytes, response.digest = len(published.data), published.digest
+            response.size_bytes, response.digest = published.size_bytes, published.digest
         return response
 
     def ReportEvaluation(  # noqa: N802

@@ -8,18 +8,16 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-import google_crc32c
 import numpy as np
 import numpy.typing as npt
-from typing_extensions import TypeAlias
 
 from services.common.config.values import WireDtype
-from services.common.parameter_set import check_range, digest_of, encode_set
+from services.common.parameter_set import check_range
+from services.learner.published_set import PublishedSet, Role
 from services.learner.version_history import VersionFacts, VersionHistory, VersionRecord
 from services.learner.version_reservation import VersionReservation
 from shoal.v1 import parameters_pb2
 
-Role: TypeAlias = "parameters_pb2.ParameterRole.ValueType"
 ACT: Role = parameters_pb2.PARAMETER_ROLE_ACT
 LEARN: Role = parameters_pb2.PARAMETER_ROLE_LEARN
 AVERAGE: Role = parameters_pb2.PARAMETER_ROLE_AVERAGE
@@ -30,51 +28,6 @@ HOLD_LEASE_S = 900.0  # an evaluator that is silent for longer holds nothing
 MAX_HOLDERS = 4  # evaluators; the one that has been silent for longest loses its set
 MAX_DIGESTS = 1024  # of versions that were fetched by somebody
 LEARN_WINDOW = 4096  # versions of role `learn` whose updates are known
-
-
-class PublishedSet:
-    """One version of the set of one role. Serialized when it is first asked for: a set that nobody fetches is free."""
-
-    def __init__(
-        self, role: Role, version: int, updates: int, parameters: Mapping[str, npt.NDArray[Any]], wire_dtype: WireDtype
-    ) -> None:
-        self.role = role
-        self.version = version
-        self.updates = updates
-        self._parameters: Optional[Mapping[str, npt.NDArray[Any]]] = parameters
-        self._wire_dtype = wire_dtype
-        self._lock = threading.Lock()
-        self._data = b""
-        self._digest = ""
-
-    @property
-    def data(self) -> bytes:
-        """As it travels (safetensors)."""
-        self._serialize()
-        return self._data
-
-    @property
-    def digest(self) -> str:
-        """BLAKE2b of `data`, 32 hex digits."""
-        self._serialize()
-        return self._digest
-
-    def part(self, offset: int, size: int) -> Tuple[bytes, int]:
-        """Bytes from `offset` on, `size` at most, and their CRC32C."""
-        part = self.data[offset : offset + size]
-        return part, google_crc32c.value(part)
-
-    @property
-    def is_serialized(self) -> bool:
-        """Whether anybody asked for it."""
-        return self._parameters is None
-
-    def _serialize(self) -> None:
-        with self._lock:  # readers that come together wait for one of them
-            if self._parameters is not None:
-                self._data = encode_set(self._parameters, self._wire_dtype)
-                self._digest = digest_of(self._data)
-                self._parameters = None
 
 
 @dataclass

@@ -10,7 +10,8 @@ import numpy.typing as npt
 from services.agent.algorithm import Learner
 from services.common.config.values import PublishPeriod
 from services.learner.averaged_parameters import AveragedParameters
-from services.learner.parameter_store import ACT, AVERAGE, ParameterStore, Role
+from services.learner.parameter_store import ACT, AVERAGE, ParameterStore
+from services.learner.published_set import Role
 
 
 class Publisher:

@@ -22,7 +22,7 @@ from services.common.config.run import RunConfig
 from services.common.errors import UserError
 from services.common.lifecycle import Lifecycle
 from services.common.peer import Peer
-from services.learner.parameter_store import RESERVED_BLOCK
+from services.learner.version_reservation import RESERVED_BLOCK
 from services.replay.__main__ import table_settings
 from services.replay.inspection import InspectOrder
 from services.replay.servicer import ReplayServicer
@@ -190,7 +190,10 @@ def test_training_ends_with_a_checkpoint_and_a_last_version(run: Run) -> None:
     assert checkpoint.algorithm == "td3"
     assert checkpoint.schema == SCHEMA
     # A version before the first update, one each period, and the last.
-    assert checkpoint.history == [(1, 0), (2, 10), (3, 20), (4, 30), (5, 40), (6, 50), (7, 50)]
+    history = [record[:2] for record in checkpoint.history]
+    assert history == [(1, 0), (2, 10), (3, 20), (4, 30), (5, 40), (6, 50), (7, 50)]
+    ages = [record.age_s for record in checkpoint.history]
+    assert ages == sorted(ages, reverse=True)
     table = _table(run.servicer)
     assert table.newest_version > 0
     assert any(item.priority != 1.0 for item in table.inspect(InspectOrder.HIGHEST_PRIORITY, 5))
@@ -202,10 +205,13 @@ def test_a_resumed_chief_goes_on_where_it_was_with_versions_of_its_own(run: Run)
     second = run.train(**{"learner.max_updates": 70})
     assert second.progress.updates == 70
     assert second.progress.training_seconds > first.progress.training_seconds
-    assert second.history[: len(first.history)] == first.history
+    for before, after in zip(first.history, second.history):
+        assert (after.version, after.updates) == (before.version, before.updates)
+        assert after.published_at_s == pytest.approx(before.published_at_s, abs=0.01)
+        assert after.age_s > before.age_s
     mine = second.history[len(first.history) :]
-    assert mine[0] == (RESERVED_BLOCK + 1, 50)
-    assert mine[-1][1] == 70
+    assert mine[0][:2] == (RESERVED_BLOCK + 1, 50)
+    assert mine[-1].updates == 70
     assert "resumed" in run.log.events("info")
     assert set(second.state) == set(first.state)
     assert any((second.state[name] != first.state[name]).any() for name in first.state)

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any, Sequence
 
 import pytest
 
-from services.common.config.load import ConfigError, load
+from services.common.config.load import ConfigError, load, to_toml
 from services.common.config.run import RunConfig
-from services.common.config.values import check_address
+from services.common.config.values import PublishPeriod, check_address
 
 
 def _sentence(*flags: str) -> str:
@@ -172,3 +173,53 @@ def test_the_settings_are_those_of_the_chosen_algorithm(name: str) -> None:
     config: Any = load(None, ["--algorithm.name", name, f"--{name}.hidden_sizes", "[7]"]).config
     assert config.algorithm_settings.hidden_sizes == (7,)
     assert type(config.algorithm_settings).__name__ == f"{name.capitalize()}Settings"
+
+
+@pytest.mark.parametrize(
+    ("text", "written", "period"),
+    [
+        ("20", 20, PublishPeriod(updates=20)),
+        ("1e3", 1000, PublishPeriod(updates=1000)),
+        ("2s", "2s", PublishPeriod(seconds=2.0)),
+        ('"0.5s"', "0.5s", PublishPeriod(seconds=0.5)),
+        ('"20"', 20, PublishPeriod(updates=20)),
+    ],
+)
+def test_a_period_is_a_number_of_updates_or_seconds(text: str, written: Any, period: PublishPeriod) -> None:
+    learner = load(None, ["--learner.publish_period", text]).config.learner
+    assert learner.publish_period == written
+    assert learner.publish_schedule == period
+
+
+@pytest.mark.parametrize(
+    "text", ["0", "-5", "2.5", "0s", "-2s", "2 s", "2m", "soon", "true", "[1]", "nan", "infs", "''"]
+)
+def test_another_period_is_refused_with_what_it_may_be(text: str) -> None:
+    sentence = _sentence("--learner.publish_period", text)
+    assert 'is no period; write a number of updates, as in 20, or seconds, as in "2s"' in sentence
+    assert sentence.startswith("learner.publish_period (flag ")
+
+
+def test_a_period_in_seconds_survives_the_resolved_run_file(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(to_toml(load(None, ["--learner.publish_period", "2s"]).config))
+    assert load(file).config.learner.publish_schedule == PublishPeriod(seconds=2.0)
+
+
+def test_an_evaluator_of_an_average_that_nobody_makes_is_refused() -> None:
+    sentence = _sentence("--evaluator.parameters", "average")
+    assert "evaluator.parameters = 'average' needs an averaged policy" in sentence
+    flags = ["--evaluator.parameters", "average", "--learner.average_rate", "0.005"]
+    assert load(None, flags).config.evaluator.parameters == "average"
+
+
+@pytest.mark.parametrize(
+    ("flag", "text", "reason"),
+    [
+        ("learner.average_rate", "1", "it must be less than 1"),
+        ("learner.average_rate", "-0.1", "it must be at least 0"),
+        ("learner.wire_dtype", "int8", "it must be 'float32', 'float16' or 'bfloat16'"),
+    ],
+)
+def test_rates_and_dtypes_that_are_none_are_refused(flag: str, text: str, reason: str) -> None:
+    assert reason in _sentence(f"--{flag}", text)

@@ -9,14 +9,16 @@ import pytest
 
 from services.common.errors import UserError
 from services.common.run_folder import Progress
+from services.common.sealed import seal
 from services.learner.checkpoint import KEEP, Checkpoint, CheckpointFolder
+from services.learner.version_history import VersionRecord
 from tests.fakes import SCHEMA, FakeLog
 
 CHECKPOINT = Checkpoint(
     algorithm="td3",
     schema=SCHEMA,
     progress=Progress(updates=40, training_seconds=1.5, env_steps=1234),
-    history=[(1, 0), (1001, 40)],
+    history=[VersionRecord(1, 0, 12.5, 1.7e9, is_thinned=True), VersionRecord(1001, 40, 2.5, 1.7e9 + 10)],
     acknowledged={"ab": 1000, "cd": 234},
     state={"policy.0.weight": np.arange(6, dtype=np.float32).reshape(2, 3), "updates": np.array(40, np.int64)},
 )
@@ -47,6 +49,30 @@ def test_everything_comes_back(folder: CheckpointFolder) -> None:
     for name, tensor in CHECKPOINT.state.items():
         np.testing.assert_array_equal(loaded.state[name], tensor)
         assert (loaded.state[name].dtype, loaded.state[name].shape) == (tensor.dtype, tensor.shape)
+
+
+def test_the_averaged_policy_comes_back_apart_from_the_state(folder: CheckpointFolder) -> None:
+    average = {"policy.0.weight": np.full((2, 3), 0.25, np.float32)}
+    folder.save(replace(CHECKPOINT, average=average))
+    loaded: Any = folder.load_newest()
+    assert set(loaded.state) == set(CHECKPOINT.state)
+    np.testing.assert_array_equal(loaded.average["policy.0.weight"], average["policy.0.weight"])
+    np.testing.assert_array_equal(loaded.state["policy.0.weight"], CHECKPOINT.state["policy.0.weight"])
+
+
+def test_a_history_of_pairs_of_an_older_shoal_is_read(folder: CheckpointFolder, tmp_path: Path) -> None:
+    facts = {
+        "algorithm": "td3",
+        "schema": SCHEMA.to_dict(),
+        "progress": {"updates": 40, "training_seconds": 1.5, "env_steps": 1234, "is_finished": False},
+        "history": [[1, 0], [1001, 40]],
+        "acknowledged": {},
+    }
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "000000000040.safetensors").write_bytes(seal(CHECKPOINT.state, facts))
+    loaded: Any = folder.load_newest()
+    assert loaded.history == [VersionRecord(1, 0), VersionRecord(1001, 40)]
+    assert loaded.average == {}
 
 
 def test_the_newest_is_that_of_most_updates_and_few_are_kept(folder: CheckpointFolder, tmp_path: Path) -> None:

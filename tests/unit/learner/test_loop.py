@@ -62,10 +62,9 @@ def _train(learner: FakeLearner, batches: Batches, **changes: Any) -> Tuple[Moni
     monitor = Monitor()
     events: Any = []
     arguments: Any = {
-        "publish": lambda: events.append(f"publish {learner.updates}"),
+        "publish_if_due": lambda: events.append(f"publish {learner.updates}"),
         "checkpoint_if_due": lambda: events.append(f"checkpoint {learner.updates}"),
         "max_updates": 5,
-        "publish_period": 2,
         "importance_exponent": 0.4,
         **changes,
     }
@@ -85,17 +84,9 @@ def test_one_update_a_batch_until_the_last_with_priorities_to_the_batch_they_bel
         np.testing.assert_array_equal(td_error, drawn.batch.keys)
 
 
-def test_publishing_has_its_period_and_checkpoints_are_asked_for_after_each_update() -> None:
+def test_publishing_and_checkpoints_are_asked_for_after_each_update() -> None:
     _, events = _train(FakeLearner(), Batches())
-    assert events == [
-        "checkpoint 1",
-        "publish 2",
-        "checkpoint 2",
-        "checkpoint 3",
-        "publish 4",
-        "checkpoint 4",
-        "checkpoint 5",
-    ]
+    assert events == [f"{what} {updates}" for updates in range(1, 6) for what in ("publish", "checkpoint")]
 
 
 def test_the_learner_gets_the_importance_weights_of_its_batch() -> None:
