@@ -56,6 +56,10 @@ test-replay:  ## the replay in a venv without torch
 bench-replay: install  ## the replay beside Reverb, cpprb, TorchRL; ARGS=--quick for two minutes, --help for more
 	bash deploy/make/bench_replay.sh $(BIN)/python --docs docs/benchmarks.md $(ARGS)
 
+.PHONY: bench-learner
+bench-learner: install  ## updates a second fed by the replay, against batches in memory; ARGS=--quick for a minute
+	$(BIN)/python -m bench.learner --docs docs/benchmarks.md $(ARGS)
+
 # --- checks ----------------------------------------------------------------------------------------------------------
 .PHONY: check
 check: install lint types contracts proto-check  ## format, lint, types, contracts, generated code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import replace
 from typing import Callable, List, Optional, Tuple
 
@@ -11,6 +12,7 @@ from services.learner.contributions import Contributions, Share
 from services.learner.helpers import Answer, Helper, Helpers, PushStatus
 
 LOOK_S = 0.1  # between two looks at leases and stops while the loop waits
+PATIENCE_S = 0.2  # of a wait before it has a reason: each step waits a little
 
 
 class GradientExchange:
@@ -29,7 +31,7 @@ class GradientExchange:
         self._answers_at_once = answers_at_once
         self._changed = threading.Condition()
         self._newest_version = 0
-        self._is_collecting = False
+        self._collecting_since_s: Optional[float] = None
         self._end = ""
 
     # --- the helpers' side -------------------------------------------------------------------------------------------
@@ -162,7 +164,9 @@ class GradientExchange:
     def waiting_for(self) -> str:
         """One sentence while the loop waits for gradients; empty otherwise."""
         with self._changed:
-            return self._missing_sentence() if self._is_collecting else ""
+            since_s = self._collecting_since_s
+            is_long = since_s is not None and time.monotonic() - since_s > PATIENCE_S
+            return self._missing_sentence() if is_long else ""
 
     @property
     def num_living(self) -> int:
@@ -218,14 +222,14 @@ class GradientExchange:
             Stopped: the process is to end.
         """
         with self._changed:
-            self._is_collecting = True
+            self._collecting_since_s = time.monotonic()
             try:
                 while self._missing():
                     if stopping.is_set():
                         raise Stopped
                     self._changed.wait(min([LOOK_S, *(self._helpers.lease_left_s(h) for h in self._missing())]))
             finally:
-                self._is_collecting = False
+                self._collecting_since_s = None
             shares = self._contributions.take(even_few=even_few)
             self._changed.notify_all()  # there is room again
             return shares
