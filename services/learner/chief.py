@@ -221,7 +221,7 @@ class Chief:
         self._folder.save_progress(monitor.progress(learner.updates))
         self._lifecycle.spawn("env-steps", lambda: self._steps.watch(self._replay, self._lifecycle))
         self._replay.start(schema)
-        take_update = self._collaboration.begin(
+        updater = self._collaboration.begin(
             learner,
             schema.digest,
             publish=lambda: self._store.publish_learn(learner.learning_parameters(), learner.updates).version,
@@ -230,8 +230,7 @@ class Chief:
         self._status.run_state = parameters_pb2.RUN_STATE_TRAINING
         try:
             train(
-                learner,
-                take_update,
+                updater,
                 self._replay,
                 monitor,
                 publish_if_due=publisher.publish_if_due,

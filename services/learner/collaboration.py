@@ -15,7 +15,9 @@ from services.learner.gradient_exchange import GradientExchange
 from services.learner.gradient_metrics import GradientMetrics
 from services.learner.gradient_service import GradientServicer
 from services.learner.helpers import Helpers
-from services.learner.joint_update import AsynchronousUpdate, SynchronousUpdate, TakeUpdate
+from services.learner.joint_update import AsynchronousUpdate, SynchronousUpdate, Updater
+
+ONLINE = "online."  # of a learner's state: before the names of what is trained
 
 
 class Collaboration:
@@ -63,7 +65,7 @@ class Collaboration:
 
     def begin(
         self, learner: Learner, schema_digest: str, publish: Callable[[], int], stopping: threading.Event
-    ) -> TakeUpdate:
+    ) -> Updater:
         """Let helpers in, and return what the training loop calls with each batch.
 
         Args:
@@ -72,7 +74,8 @@ class Collaboration:
             publish: makes the learner's set of role `learn` the newest one, and returns its version.
             stopping: ends the waits.
         """
-        shapes = {name: array.shape for name, array in learner.acting_parameters().items()}  # all that is trained
+        trained = {name[len(ONLINE) :]: array for name, array in learner.state().items() if name.startswith(ONLINE)}
+        shapes = {name: array.shape for name, array in trained.items()}
         self.servicer.expect(shapes, schema_digest)
         if self._asynchronous is None:
             return SynchronousUpdate(learner, self._exchange, self._metrics, publish=publish, stopping=stopping)

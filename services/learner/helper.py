@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Optional
 
 import numpy as np
+import numpy.typing as npt
 from typing_extensions import Self
 
 from services.common.config.run import RunConfig
@@ -131,9 +132,14 @@ class Helper:
         if checkpoint is not None:
             checkpoint.save()
 
-    def _say_non_finite(self, drawn: DrawnBatch, error: Exception) -> None:
+    def _say_non_finite(
+        self, drawn: DrawnBatch, _importance_weights: npt.NDArray[np.float32], reason: str, updates: int
+    ) -> None:
         self._log.warning(
-            "a gradient is not finite: this step goes on without", items=len(drawn.batch), reason=str(error)
+            "a gradient is not finite: this step goes on without",
+            items=len(drawn.batch),
+            updates=updates,
+            reason=reason,
         )
 
     @property

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Callable, Optional
 
+import numpy as np
+import numpy.typing as npt
+
 from services.agent.algorithm import Contribution, Learner, NonFiniteUpdate
 from services.common.errors import UserError
 from services.common.parameter_set import ParameterSet
@@ -27,11 +30,14 @@ def contribute(
     encoder: GradientEncoder,
     metrics: HelperMetrics,
     *,
-    on_non_finite: Callable[[DrawnBatch, Exception], None],
+    on_non_finite: Callable[[DrawnBatch, npt.NDArray[np.float32], str, int], None],
     checkpoint_if_due: Callable[[], None],
     importance_exponent: float,
 ) -> None:
     """Compute gradients for the chief until training is finished.
+
+    `on_non_finite` hears of each gradient that is not: its batch, the importance weights, why, and the updates of its
+    base.
 
     Raises:
         Fenced, Refused: as `ChiefClient`.
@@ -45,11 +51,12 @@ def contribute(
         drawn = batches.next_within(DATA_PATIENCE_S)
         made, encoded = None, None
         if drawn is not None:
+            weights = importance_weights(drawn.batch, importance_exponent)
             try:
-                made = _compute(learner, base, drawn, importance_exponent)
+                made = _compute(learner, base, drawn, weights)
                 encoded = encoder.encode(made.gradients)
             except (NonFiniteUpdate, NonFinite) as error:
-                on_non_finite(drawn, error)
+                on_non_finite(drawn, weights, str(error), base.updates)
         status = chief.push(base, len(drawn.batch) if drawn and encoded else 0, encoded)
         _settle(encoder, encoded, committed=status in COMMITTED)
         if drawn is not None and made is not None:
@@ -58,14 +65,14 @@ def contribute(
         checkpoint_if_due()
 
 
-def _compute(learner: Learner, base: ParameterSet, drawn: DrawnBatch, importance_exponent: float) -> Contribution:
+def _compute(learner: Learner, base: ParameterSet, drawn: DrawnBatch, weights: npt.NDArray[np.float32]) -> Contribution:
     try:
         learner.load_learning_parameters(base.parameters, base.updates)
     except ValueError as error:
         raise UserError(
             f"the chief's parameters do not fit this helper: {error}; start it with the chief's run file"
         ) from None
-    return learner.compute(drawn.batch, importance_weights(drawn.batch, importance_exponent))
+    return learner.compute(drawn.batch, weights)
 
 
 def _settle(encoder: GradientEncoder, encoded: Optional[EncodedGradients], *, committed: bool) -> None:

@@ -8,6 +8,7 @@ from typing import Callable, Dict, List, Optional
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import Protocol
 
 from services.agent.algorithm import Learner, NonFiniteUpdate, Update
 from services.common.batch import Batch
@@ -18,7 +19,17 @@ from services.learner.helpers import Answer, PushStatus
 
 CHIEF = "learner"  # its name among the contributors
 Weights = npt.NDArray[np.float32]
-TakeUpdate = Callable[[Batch, Weights], Update]  # what the training loop calls with each batch
+
+
+class Updater(Protocol):
+    """What the training loop calls: a learner, or one with its helpers."""
+
+    @property
+    def updates(self) -> int:
+        """Updates done so far."""
+
+    def update(self, batch: Batch, importance_weights: Weights) -> Update:
+        """Train on `batch`; see `Learner.update`. A step may take several batches: `updates` tells."""
 
 
 class JointUpdate:
@@ -48,6 +59,11 @@ class JointUpdate:
         self._publish = publish
         self._stopping = stopping
 
+    @property
+    def updates(self) -> int:
+        """Updates done so far."""
+        return self._learner.updates
+
     def _alone(self, batch: Batch, weights: Weights) -> Update:
         if self._exchange.is_open:  # the last helper is gone, and its base with this update
             self._exchange.close("the step is taken: no lease was running")
@@ -76,7 +92,7 @@ class JointUpdate:
 class SynchronousUpdate(JointUpdate):
     """One gradient of each living contributor, averaged by batch size, one step."""
 
-    def __call__(self, batch: Batch, weights: Weights) -> Update:
+    def update(self, batch: Batch, importance_weights: Weights) -> Update:
         """Take one step on `batch` and on what helpers compute on the same parameters.
 
         Raises:
@@ -85,10 +101,10 @@ class SynchronousUpdate(JointUpdate):
             Stopped: the process is to end.
         """
         if not self._exchange.num_living:
-            return self._alone(batch, weights)
+            return self._alone(batch, importance_weights)
         if not self._exchange.is_open:
             self._open()
-        own = self._learner.compute(batch, weights)
+        own = self._learner.compute(batch, importance_weights)
         began_s = time.monotonic()
         others = self._exchange.collect(self._stopping)
         self._metrics.waited(time.monotonic() - began_s)
@@ -111,7 +127,7 @@ class AsynchronousUpdate(JointUpdate):
         super().__init__(learner, exchange, metrics, publish=publish, stopping=stopping)
         self._contributions = contributions
 
-    def __call__(self, batch: Batch, weights: Weights) -> Update:
+    def update(self, batch: Batch, importance_weights: Weights) -> Update:
         """Add the gradient of `batch`, and take a step if there are enough: `updates` tells.
 
         Raises:
@@ -120,10 +136,10 @@ class AsynchronousUpdate(JointUpdate):
         """
         is_alone = not self._exchange.num_living
         if is_alone and self._contributions.is_empty:
-            return self._alone(batch, weights)
+            return self._alone(batch, importance_weights)
         if not self._exchange.is_open:
             self._open()
-        own = self._learner.compute(batch, weights)
+        own = self._learner.compute(batch, importance_weights)
         self._exchange.put(Share(CHIEF, len(batch), own.gradients))
         shares = self._exchange.collect(self._stopping, even_few=is_alone)
         return Update(own.td_error, self._step(shares) if shares else {})

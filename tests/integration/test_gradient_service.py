@@ -42,15 +42,17 @@ class Learner:
         self.updates = 0
         self.applied: List[Dict[str, Any]] = []
 
-    def acting_parameters(self) -> Dict[str, Any]:
-        return {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
+    def state(self) -> Dict[str, Any]:
+        return {"updates": np.zeros(()), **{f"online.{name}": np.zeros(shape) for name, shape in SHAPES.items()}}
 
     def update(self, batch: Batch, weights: Any) -> Update:
         self.updates += 1
         return Update(np.zeros(len(batch), np.float32))
 
     def compute(self, batch: Batch, weights: Any) -> Contribution:
-        return Contribution(self.acting_parameters(), np.zeros(len(batch), np.float32))
+        return Contribution(
+            {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}, np.zeros(len(batch), np.float32)
+        )
 
     def apply(self, gradients: Any, rate_scale: float = 1.0) -> Dict[str, float]:
         self.updates += 1
@@ -78,13 +80,13 @@ class Chief:
         self.server.add(gradients_pb2_grpc.add_GradientServiceServicer_to_server, self.collaboration.servicer)
         self.server.start()
         self.stopping = threading.Event()
-        self.take_update: Any = None
+        self.updater: Any = None
 
     def begin(self) -> None:
-        self.take_update = self.collaboration.begin(self.learner, DIGEST, self._publish, self.stopping)
+        self.updater = self.collaboration.begin(self.learner, DIGEST, self._publish, self.stopping)
 
     def step(self) -> None:
-        self.take_update(BATCH, np.ones(8, np.float32))
+        self.updater.update(BATCH, np.ones(8, np.float32))
 
     def _publish(self) -> int:
         self._version += 1

@@ -82,7 +82,7 @@ class Chief:
         self.exchange = GradientExchange(helpers, contributions, answers_at_once=bool(accumulate))
         metrics = GradientMetrics(self.registry, num_helpers=lambda: self.exchange.num_living)
         more: Any = {"publish": self.publish, "stopping": threading.Event()}
-        self.update: Any = (
+        self.updater: Any = (
             AsynchronousUpdate(learner, self.exchange, contributions, metrics, **more)
             if accumulate
             else SynchronousUpdate(learner, self.exchange, metrics, **more)
@@ -125,8 +125,7 @@ def test_a_chief_alone_is_plain_training_bit_for_bit(td3: Any, clock: FakeClock)
     plain = PlainTd3(td3.learning_parameters(), SETTINGS, seed=3)
     chief, batches = Chief(td3, clock), Batches()
     train(
-        td3,
-        chief.update,
+        chief.updater,
         batches,  # type: ignore[arg-type]
         Monitor(),  # type: ignore[arg-type]
         publish_if_due=lambda: None,
@@ -151,7 +150,7 @@ def test_one_contributor_is_the_plain_step_on_gradients_of_one_point_bit_for_bit
         chief.push("a", number + 1, chief.exchange.newest_version, Share("a", 0, {}))
         batch = batch_of(number)
         weights = importance_weights(batch, 0.4)
-        td_error = chief.update(batch, weights).td_error
+        td_error = chief.updater.update(batch, weights).td_error
         np.testing.assert_array_equal(td_error, plain.update(batch, weights, simultaneous=True))
     assert_same(td3.learning_parameters(), plain.parameters())
     assert chief.sample("abstained_total") == 200
@@ -172,7 +171,7 @@ def test_the_gradients_of_two_halves_are_the_step_of_the_whole(td3: Any, clock: 
         helpers.load_learning_parameters(chiefs.learning_parameters(), chiefs.updates)
         share = Share("a", N // 2, helpers.compute(second, ones[: N // 2]).gradients)
         assert chief.push("a", number + 1, chief.exchange.newest_version, share).status is PushStatus.PENDING
-        chief.update(first, ones[: N // 2])
+        chief.updater.update(first, ones[: N // 2])
         assert chief.answer("a", number + 1).status is PushStatus.ACCEPTED
         alone.apply(alone.compute(batch, ones).gradients)
         for name, array in alone.learning_parameters().items():
@@ -220,17 +219,17 @@ def test_when_the_last_helper_is_gone_training_goes_on_alone_and_its_base_ends(c
     chief.exchange.join("a", 1)
     chief.exchange.open(chief.publish(), 0)
     chief.push("a", 1, 10, give("a", 3.0))
-    shown = chief.update(batch_of(0), ONES).metrics
+    shown = chief.updater.update(batch_of(0), ONES).metrics
     assert shown == {"loss": 0.5, "gradient_contributors": 2, "gradient_cosine": pytest.approx(1.0)}
     assert chief.learner.applied == [([2.0, 2.0], 1.0)]
     clock.now_s += 6
-    chief.update(batch_of(1), ONES)
+    chief.updater.update(batch_of(1), ONES)
     assert (chief.learner.updates, chief.learner.alone) == (2, 1)
     assert chief.push("a", 2, 11, give("a", 3.0)).status is PushStatus.TOO_STALE
     # That call says that it lives again: it counts from the next base on.
     chief.push("a", 3, chief.exchange.newest_version, give("a", 3.0))
     clock.now_s += 6
-    chief.update(batch_of(2), ONES)
+    chief.updater.update(batch_of(2), ONES)
     assert chief.learner.alone == 2
 
 
@@ -242,10 +241,10 @@ def test_the_chiefs_own_gradient_that_is_not_finite_leaves_the_others_waiting(cl
     sick = batch_of(0)
     sick.n_step_return[3] = np.nan
     with pytest.raises(NonFiniteUpdate):
-        chief.update(sick, ONES)
+        chief.updater.update(sick, ONES)
     assert chief.learner.updates == 0
     assert chief.answer("a", 1).status is PushStatus.PENDING
-    chief.update(batch_of(1), ONES)
+    chief.updater.update(batch_of(1), ONES)
     assert chief.learner.applied == [([2.0, 2.0], 1.0)]
     assert chief.answer("a", 1).status is PushStatus.ACCEPTED
 
@@ -260,7 +259,7 @@ def test_finite_gradients_whose_mean_is_not_are_given_back_and_a_new_base_is_ope
     chief.push("b", 1, 10, give("b", largest, items=10**6))
     chief.learner.apply = _failing
     with np.errstate(over="ignore"), pytest.raises(NonFiniteUpdate):
-        chief.update(batch_of(0), ONES)
+        chief.updater.update(batch_of(0), ONES)
     assert chief.learner.updates == 0
     assert chief.answer("a", 1).status is PushStatus.NON_FINITE
     assert chief.published == {10: 0, 11: 0}
@@ -274,16 +273,16 @@ def _failing(gradients: Any, rate_scale: float) -> Any:
 def test_asynchronously_a_step_takes_so_many_batches_and_late_ones_shorten_it(clock: FakeClock) -> None:
     chief = Chief(FakeLearner(), clock, accumulate=3)
     chief.exchange.join("a", 1)
-    assert chief.update(batch_of(0), ONES).metrics == {}
+    assert chief.updater.update(batch_of(0), ONES).metrics == {}
     assert chief.learner.updates == 0
     assert chief.push("a", 1, 10, give("a", 4.0)).status is PushStatus.ACCEPTED
-    chief.update(batch_of(1), ONES)
+    chief.updater.update(batch_of(1), ONES)
     assert chief.learner.updates == 1
     assert chief.learner.applied == [([2.0, 2.0], 1.0)]
     answer = chief.push("a", 2, 10, give("a", 4.0))
     assert (answer.status, answer.weight) == (PushStatus.SCALED, 0.5)
-    chief.update(batch_of(2), ONES)
-    chief.update(batch_of(3), ONES)
+    chief.updater.update(batch_of(2), ONES)
+    chief.updater.update(batch_of(3), ONES)
     mean, rate_scale = chief.learner.applied[1]
     np.testing.assert_allclose(mean, [(1 + 1 + 4 / 2) / 2.5] * 2)
     assert rate_scale == pytest.approx(2.5 / 3)
@@ -292,14 +291,14 @@ def test_asynchronously_a_step_takes_so_many_batches_and_late_ones_shorten_it(cl
 
 def test_asynchronously_what_is_left_when_the_last_helper_goes_still_becomes_a_step(clock: FakeClock) -> None:
     chief = Chief(FakeLearner(), clock, accumulate=5)
-    chief.update(batch_of(0), ONES)
+    chief.updater.update(batch_of(0), ONES)
     assert (chief.learner.updates, chief.learner.alone) == (1, 1)
     chief.exchange.join("a", 1)
-    chief.update(batch_of(1), ONES)
+    chief.updater.update(batch_of(1), ONES)
     chief.push("a", 1, 10, give("a", 4.0))
     clock.now_s += 6
-    chief.update(batch_of(2), ONES)
+    chief.updater.update(batch_of(2), ONES)
     assert chief.learner.updates == 2
     assert chief.learner.applied == [([2.0, 2.0], 1.0)]
-    chief.update(batch_of(3), ONES)
+    chief.updater.update(batch_of(3), ONES)
     assert chief.learner.alone == 2

@@ -5,7 +5,6 @@ from typing import Any, List, Tuple
 import numpy as np
 import pytest
 
-from services.agent.algorithm import Update
 from services.common.batch import Batch
 from services.common.rpc import Stopped
 from services.learner.importance import importance_weights
@@ -68,8 +67,7 @@ def _train(learner: FakeLearner, batches: Batches, **changes: Any) -> Tuple[Moni
         "importance_exponent": 0.4,
         **changes,
     }
-    take_update = arguments.pop("take_update", learner.update)
-    train(learner, take_update, batches, monitor, **arguments)  # type: ignore[arg-type]
+    train(learner, batches, monitor, **arguments)  # type: ignore[arg-type]
     return monitor, events
 
 
@@ -108,20 +106,3 @@ def test_a_stop_ends_it_between_two_updates() -> None:
         _train(learner, batches)
     assert learner.updates == 2
     assert len(batches.reported) == 2
-
-
-def test_a_step_of_several_batches_is_counted_once_and_each_batch_is_reported() -> None:
-    learner, batches = FakeLearner(), Batches()
-    calls: List[int] = []
-
-    def every_second(batch: Batch, weights: Any) -> Update:
-        calls.append(len(batch))
-        if len(calls) % 2:
-            return Update(batch.keys.astype(np.float32))
-        return learner.update(batch, weights)
-
-    monitor, events = _train(learner, batches, take_update=every_second, max_updates=3)
-    assert len(calls) == len(batches.reported) == 6
-    assert monitor.updates == [1, 2, 3]
-    assert events.count("checkpoint 0") == 1
-    assert events.count("checkpoint 3") == 1
