@@ -35,7 +35,7 @@ def measure(num_readers: int, wire_dtype: str, *, publishes: int, idle_s: float,
             process.call("open", CALL_TIMEOUT_S, address=facts["address"], first=first, count=count)
             processes.append(process)
         for _ in range(WARM_UP):
-            _publish(chief, processes)
+            warm, _waited = _publish(chief, processes)
         before = chief.call("stats", CALL_TIMEOUT_S)
         latencies: List[float] = []
         publish_s: List[float] = []
@@ -51,6 +51,7 @@ def measure(num_readers: int, wire_dtype: str, *, publishes: int, idle_s: float,
         parameters=facts["parameters"],
         latencies_s=latencies,
         publish_s=publish_s,
+        readers_cpu_s=published["readers_cpu_s"] - warm["readers_cpu_s"],
         before=before,
         after=after,
         idle=idle,
@@ -69,9 +70,11 @@ def _publish(chief: CaseProcess, processes: Sequence[CaseProcess]) -> Any:
     for process in processes:
         process.call("hint", CALL_TIMEOUT_S, version=published["version"])
     waited: List[float] = []
+    published["readers_cpu_s"] = 0.0
     for process in processes:
         answer = process.call("wait", CALL_TIMEOUT_S, version=published["version"], within_s=CALL_TIMEOUT_S / 2)
         waited += [at_s - published["at_s"] for at_s in answer["at_s"]]
+        published["readers_cpu_s"] += answer["cpu_s"]
     return published, waited
 
 

@@ -72,7 +72,7 @@ class ReadersCase:
                 if not client.swapped.wait(max(0.0, deadline - time.monotonic())):
                     raise TimeoutError(f"a reader did not take version {version} within {within_s:.0f} s")
             times.append(client.swapped_at[version])
-        return {"at_s": times}
+        return {"at_s": times, "cpu_s": time.process_time()}
 
     def close(self) -> None:
         self._lifecycle.stop("the benchmark is over")

@@ -18,6 +18,7 @@ _SWAP_HEAD = [
     "swap p99 (ms)",
     "last reader, median (ms)",
     "chief CPU a publish (ms)",
+    "CPU of a reader (ms)",
 ]
 _COST_HEAD = [
     "wire",
@@ -39,6 +40,7 @@ class Measured:
     parameters: int
     latencies_s: List[float]  # publish to swap, every reader of every publish
     publish_s: List[float]  # that the training loop was held
+    readers_cpu_s: float  # of all of them together, over all timed publishes
     before: Dict[str, Any]  # the chief before and after the timed publishes
     after: Dict[str, Any]
     idle: Dict[str, float]
@@ -58,6 +60,7 @@ class Measured:
             "last_swap_median_ms": 1e3 * float(np.median(by_publish.max(axis=1))),
             "publish_call_median_ms": 1e3 * float(np.median(self.publish_s)),
             "chief_cpu_per_publish_ms": 1e3 * (self.after["cpu_s"] - self.before["cpu_s"]) / len(self.publish_s),
+            "reader_cpu_per_swap_ms": 1e3 * self.readers_cpu_s / len(self.latencies_s),
             "heap_before_mib": self.before["heap_bytes"] / MIB,
             "heap_after_mib": self.after["heap_bytes"] / MIB,
             "threads_before": self.before["system_threads"],
@@ -77,6 +80,7 @@ def rows(found: Sequence[Measured]) -> Tuple[List[List[str]], List[List[str]]]:
                 *head,
                 *(f"{one[name]:.1f}" for name in ("swap_p50_ms", "swap_p99_ms", "last_swap_median_ms")),
                 f"{one['chief_cpu_per_publish_ms']:.1f}",
+                f"{one['reader_cpu_per_swap_ms']:.1f}",
             ]
         )
         costs.append(
@@ -111,7 +115,7 @@ def to_markdown(machine: Dict[str, Any], found: Sequence[Measured], publishes: f
         f"{first.parameters:,} parameters ("
         + ", ".join(f"{wire_dtype}: {size / MIB:.1f} MiB" for wire_dtype, size in sizes.items())
         + f"), {publishes:.0f} publishes each, on {machine['cpu']}, {machine['cores']} cores, "
-        f"Python {machine['python']}; load before: {machine['load_before'][0]}.\n"
+        f"Python {machine['python']}; the machine was shared, load before: {machine['load_before'][0]}.\n"
     ]
     for head, cells in zip((_SWAP_HEAD, _COST_HEAD), rows(found)):
         lines.append("".join("| " + " | ".join(row) + " |\n" for row in [head, ["---"] * len(head), *cells]))

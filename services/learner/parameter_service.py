@@ -23,6 +23,7 @@ from services.learner.published_set import PublishedSet
 from services.learner.readers import Question, Readers
 from shoal.v1 import experience_pb2, parameters_pb2
 
+UNHEEDED = 10  # sets in a row that a reader asked for and did not take: that is told
 LISTED_S = 60.0  # readers that were silent for longer are not listed
 
 
@@ -112,19 +113,19 @@ class ParameterServicer:
         self, request: parameters_pb2.GetParametersRequest, context: grpc.ServicerContext
     ) -> Union[parameters_pb2.GetParametersResponse, bytes]:
         self._check(request, context)
-        head = b""
+        head, offset_bytes = b"", request.offset_bytes
         if request.version == 0:
             published = self._newer(request)
             response = parameters_pb2.GetParametersResponse(manifest=self._manifest(request, published))
             if published is None:
                 return response
-            head = response.SerializeToString()
+            head, offset_bytes = response.SerializeToString(), 0
         else:
             published = self._store.find(request.role, request.version)
             if published is None:
                 return parameters_pb2.GetParametersResponse(superseded=True)
-        part = published.answer(request.offset_bytes, request.max_bytes)
-        end = request.offset_bytes + (request.max_bytes or PART_BYTES)
+        part = published.answer(offset_bytes, request.max_bytes)
+        end = offset_bytes + (request.max_bytes or PART_BYTES)
         self._store.note_fetch(published, request.peer.name, is_last_part=end >= published.size_bytes)
         return head + part  # messages one after the other are one message with the fields of both
 
@@ -147,10 +148,22 @@ class ParameterServicer:
 
     def _newer(self, question: Question) -> Optional[PublishedSet]:
         """Note who asks; what it should run instead of what it runs, if there is anything."""
-        peer, running = question.peer, question.running_version
-        published_digest = self._store.digest_of(question.role, running) if running else ""
-        finished = self._status.run_state == parameters_pb2.RUN_STATE_FINISHED
-        if self._readers.saw(question, finished=finished, published_digest=published_digest):
+        peer, running, role = question.peer, question.running_version, question.role
+        if peer.role == experience_pb2.ROLE_EVALUATOR:
+            newest = self._store.hold_newest(peer.name, role)
+        else:
+            newest = self._store.newest_of(role)
+        published_digest = self._store.digest_of(role, running) if running else ""
+        differs = bool(running and published_digest) and question.running_digest != published_digest
+        # One above the newest: the folder of the run was replaced, and versions began anew.
+        offered = newest if newest is not None and (differs or question.newer_than != newest.version) else None
+        reader, is_mismatch = self._readers.saw(
+            question,
+            finished=self._status.run_state == parameters_pb2.RUN_STATE_FINISHED,
+            offered=offered is not None,
+            published_digest=published_digest,
+        )
+        if is_mismatch:
             self._log.warning(
                 "a reader does not run the version that it says: it is sent the newest again",
                 reader=peer.name,
@@ -158,15 +171,14 @@ class ParameterServicer:
                 runs_digest=question.running_digest or "none",
                 published_digest=published_digest,
             )
-        if peer.role == experience_pb2.ROLE_EVALUATOR:
-            self._store.hold_newest(peer.name, question.role)
-        newest = self._store.newest_of(question.role)
-        if newest is None:
-            return None
-        # Above the newest: the folder of the run was replaced, and versions began anew.
-        is_other = question.newer_than != newest.version
-        differs = bool(running and published_digest) and question.running_digest != published_digest
-        return newest if is_other or differs else None
+        if reader.unheeded == UNHEEDED:
+            self._log.warning(
+                "a reader asks for newer parameters and goes on with old ones: what it is sent does not arrive whole",
+                reader=peer.name,
+                version=running,
+                lag_updates=self._store.lag_of_reader(role, running, self._status.progress.updates),
+            )
+        return offered
 
     def _manifest(self, question: Question, published: Optional[PublishedSet]) -> parameters_pb2.GetManifestResponse:
         response = parameters_pb2.GetManifestResponse(

@@ -171,13 +171,18 @@ class ParameterStore:
         with self._lock:
             return self._digests.get((role, version), "")
 
-    def hold_newest(self, reader: str, role: Role = ACT) -> None:
-        """Keep the newest set for `reader` (an evaluator) until it takes a newer one, or is silent: one a reader."""
+    def hold_newest(self, reader: str, role: Role = ACT) -> Optional[PublishedSet]:
+        """Keep the newest set for `reader` (an evaluator) until it takes a newer one, or is silent: one a reader.
+
+        Returns:
+            That set; None before the first.
+        """
         with self._lock:
             kept = self._kept.get(role)
             if kept is not None:
                 self._held[reader] = _Held(kept.newest, self._clock())
             self._drop_silent_holders()
+            return kept.newest if kept else None
 
     def look_up(self, versions: npt.NDArray[np.int64]) -> VersionFacts:
         """Updates and ages of versions that acted, see `VersionHistory`."""

@@ -26,6 +26,7 @@ class Reader:
     digest_differs: bool  # from that of the version as it was published
     seen_at: float
     told_finished: bool
+    unheeded: int  # questions in a row that were answered with a newer set while it went on with this version
 
 
 class Readers:
@@ -40,40 +41,49 @@ class Readers:
         self._mismatches: Set[Tuple[str, int, int]] = set()
         self.mismatches_total = 0
 
-    def saw(self, question: Question, *, finished: bool, published_digest: str = "") -> bool:
+    def saw(
+        self, question: Question, *, finished: bool, offered: bool = False, published_digest: str = ""
+    ) -> Tuple[Reader, bool]:
         """Note a reader's question.
 
         Args:
             question: what it sent.
             finished: whether the answer says that training is finished.
+            offered: whether the answer brings it another set.
             published_digest: of the version that it says it runs; empty where that is not known, as after a restart.
 
         Returns:
-            Whether it is the first time that this life of the reader runs something else than this version.
+            The reader, and whether it is the first time that this life of it runs something else than this version.
         """
-        now, peer = self._clock(), question.peer
-        differs = bool(question.running_version and published_digest and question.running_digest != published_digest)
+        now, peer, version = self._clock(), question.peer, question.running_version
         reader = Reader(
             peer=peer,
             role=question.role,
-            version=question.running_version,
+            version=version,
             digest=question.running_digest,
-            digest_differs=differs,
+            digest_differs=bool(version and published_digest and question.running_digest != published_digest),
             seen_at=now,
             told_finished=finished,
+            unheeded=int(offered),
         )
         with self._lock:
+            before = self._readers.get(peer.name)
+            if offered and before and (before.peer.incarnation, before.version) == (peer.incarnation, version):
+                reader.unheeded += before.unheeded
             self._readers[peer.name] = reader
-            for name in [name for name, one in self._readers.items() if now - one.seen_at > FORGET_S]:
-                del self._readers[name]
-                self._rungs.pop(name, None)
-                self._mismatches = {key for key in self._mismatches if key[0] != name}
-            key = (peer.name, peer.incarnation, question.running_version)
-            if not differs or key in self._mismatches:
-                return False
-            self._mismatches.add(key)
-            self.mismatches_total += 1
-            return True
+            self._forget_silent(now)
+            key = (peer.name, peer.incarnation, version)
+            is_new = reader.digest_differs and key not in self._mismatches
+            if is_new:
+                self._mismatches.add(key)
+                self.mismatches_total += 1
+        return reader, is_new
+
+    def _forget_silent(self, now: float) -> None:
+        for name in [name for name, one in self._readers.items() if now - one.seen_at > FORGET_S]:
+            del self._readers[name]
+            self._rungs.pop(name, None)
+            self._mismatches = {key for key in self._mismatches if key[0] != name}
 
     def lease_rung(self, name: str) -> int:
         """The ladder's rung of actor `name`: the same in each of its lives, shared once all are taken.

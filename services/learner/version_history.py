@@ -175,7 +175,10 @@ class VersionHistory:
             first = max(0, int(columns.version[:count].searchsorted(versions.min(), side="right")) - 1)
         known, known_updates = columns.version[first:count], columns.updates[first:count]
         known_times = columns.published_at[first:count]
-        before = np.maximum(known.searchsorted(versions, side="right") - 1, 0)
+        # Versions of one life follow each other, unless helpers' sets lie between: then no search is needed.
+        before = np.clip(versions + (len(known) - 1 - known[-1]), 0, len(known) - 1)
+        if not (known.take(before) == versions).all():
+            before = np.maximum(known.searchsorted(versions, side="right") - 1, 0)
         versions_before, updates, published_at = (
             known.take(before),
             known_updates.take(before),

@@ -65,7 +65,7 @@ class Chief:
     def manifest(
         self, role: Any = ACTOR, name: str = "actor-0", newer_than: int = 0, parameters: Any = ACT, **running: Any
     ) -> Any:
-        peer = Peer(RUN_ID, role, name).to_proto()
+        peer = Peer(RUN_ID, role, name, incarnation=7).to_proto()
         request = parameters_pb2.GetManifestRequest(peer=peer, role=parameters, newer_than=newer_than, **running)
         return call_once(self.stub.GetManifest, request, timeout_s=5)
 
@@ -409,14 +409,18 @@ def test_however_many_versions_nobody_fetches_a_reader_gets_the_newest_in_one_ca
 def test_an_actor_whose_weights_never_arrive_is_seen_falling_behind(chief: Chief) -> None:
     first = chief.publish(1.0, updates=0)
     lags = []
-    for updates in (50, 100, 5000):
+    steps = [50, 100, *range(200, 1000, 100), 5000]
+    for updates in steps:
         chief.publish(2.0, updates)
         chief.status.progress = Progress(updates=updates)
         # It asks, so it lives, but what it runs stays the same.
         chief.manifest(newer_than=first.version, running_version=first.version, running_digest=first.digest)
         (reader,) = chief.info().readers
         lags.append(reader.lag_updates)
-    assert lags == [50, 100, 5000]
+    assert lags == steps
+    event = "a reader asks for newer parameters and goes on with old ones: what it is sent does not arrive whole"
+    assert chief.log.events("warning") == [event]
+    assert chief.log.lines[-1][2] == {"reader": "actor-0", "version": first.version, "lag_updates": 900}
 
 
 def test_a_slow_reader_of_large_sets_gets_to_an_end_beside_a_fast_publisher(

@@ -64,7 +64,7 @@ def test_readers_of_ever_new_names_are_forgotten(clock: FakeClock) -> None:
 def test_a_reader_that_runs_something_else_is_told_once_a_life_and_version(clock: FakeClock) -> None:
     readers = Readers(clock, num_actors=1)
     told = [
-        readers.saw(_question("a", version, digest, incarnation), finished=False, published_digest=published)
+        readers.saw(_question("a", version, digest, incarnation), finished=False, published_digest=published)[1]
         for version, digest, incarnation, published in [
             (0, "", 1, ""),  # runs nothing yet
             (3, "right", 1, "right"),
@@ -102,3 +102,21 @@ def test_the_silence_of_a_reader_is_by_the_readers_clock(clock: FakeClock) -> No
     clock.now_s += 2.5
     (reader,) = readers.living(10)
     assert readers.silence_s(reader) == 2.5
+
+
+def test_a_reader_that_does_not_take_what_it_is_sent_is_counted(clock: FakeClock) -> None:
+    readers = Readers(clock, num_actors=1)
+    counted = [
+        readers.saw(_question("a", version, incarnation=incarnation), finished=False, offered=offered)[0].unheeded
+        for version, incarnation, offered in [
+            (0, 1, True),
+            (0, 1, True),
+            (0, 1, True),
+            (7, 1, True),  # it took one
+            (7, 1, True),
+            (7, 1, False),  # there is nothing newer
+            (7, 1, True),
+            (7, 2, True),  # another life
+        ]
+    ]
+    assert counted == [1, 2, 3, 1, 2, 0, 1, 1]

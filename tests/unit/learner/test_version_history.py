@@ -69,7 +69,7 @@ def test_a_history_that_was_saved_and_read_goes_on_as_the_same(steps: List[Tuple
 def test_memory_grows_by_the_logarithm_of_the_run() -> None:
     clock = FakeClock()
     rows = []
-    for versions in (20_000, 40_000, 80_000):
+    for versions in (10_000, 20_000, 40_000):
         history, _, _, _ = _filled([(1, 20, 0.5)] * versions, clock, min_rows=4096)
         rows.append(len(history))
     assert max(rows) < 8192
