@@ -64,6 +64,10 @@ bench-learner: install  ## updates a second fed by the replay, against batches i
 bench-parameters: install  ## publish to swap with 1, 16, 128 readers; ARGS=--quick for two minutes
 	$(BIN)/python -m bench.parameters --docs docs/benchmarks.md $(ARGS)
 
+.PHONY: bench-gradients
+bench-gradients: install  ## gradients on the wire beside hivemind and DDP; ARGS=--quick for half a minute
+	bash deploy/make/bench_gradients.sh $(BIN)/python "$(TORCH_SPEC) $(TORCH_INDEX)" --docs docs/benchmarks.md $(ARGS)
+
 # --- checks ----------------------------------------------------------------------------------------------------------
 .PHONY: check
 check: install lint types contracts proto-check  ## format, lint, types, contracts, generated code
