@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Callable, Iterator, List
 
@@ -269,3 +270,65 @@ def test_who_abstains_fills_no_place_of_an_asynchronous_step(async_peers: Peers)
     assert exchange.begin("a", 1, 1, 7) is None
     assert exchange.add(1, 1, 7, Share("a", 0, {}), 1.0).status is PushStatus.ACCEPTED
     assert exchange.collect(async_peers.stopping, even_few=True) == []
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_what_is_accepted_was_applied_exactly_once_whatever_is_resent_and_whoever_is_replaced(
+    asynchronous: bool,
+) -> None:
+    """Helpers that resend at random, give up calls, and come back as new lives, against a loop that takes steps."""
+    peers = Peers(FakeClock(), asynchronous=asynchronous)
+    exchange, applied, accepted = peers.exchange, [], []
+    done = threading.Event()
+
+    def help_for_ever(number: int) -> None:
+        rng = np.random.default_rng(number)
+        incarnation, used = 1, 0
+        while not done.is_set():
+            incarnation += 1
+            exchange.join("abc"[number], incarnation)
+            for sequence in range(1, int(rng.integers(2, 12))):
+                tag = 1_000_000 * (number + 1) + 1000 * incarnation + sequence
+                share = Share("abc"[number], 4, {"tag": np.array([tag], np.float32)})
+                while exchange.newest_version == used and not (asynchronous or done.wait(0.0005)):
+                    pass  # as the client does: one gradient a base
+                base = used = exchange.newest_version
+                while not done.is_set():
+                    answer = exchange.begin(share.contributor, incarnation, sequence, base)
+                    answer = answer or exchange.add(incarnation, sequence, base, share, 0.001)
+                    if answer.status is PushStatus.PENDING and rng.random() < 0.7 and not answer.reason:
+                        wait_s = float(rng.choice([0.0, 0.001, 0.1]))
+                        answer = exchange.wait(share.contributor, incarnation, sequence, wait_s, wanted)
+                    if answer.status in (PushStatus.ACCEPTED, PushStatus.SCALED):
+                        accepted.append(tag)
+                    if answer.status is not PushStatus.PENDING:
+                        if rng.random() < 0.3:  # a resend of an answered push
+                            assert exchange.begin(share.contributor, incarnation, sequence, base) == answer
+                        break
+
+    helpers = [peers.threads.submit(help_for_ever, number) for number in range(3)]
+    deadline = time.monotonic() + 30
+    step = 0
+    while len(applied) <= 100 and time.monotonic() < deadline:
+        step += 1
+        exchange.open(100 + step, step)
+        if asynchronous:
+            exchange.put(Share("learner", 4, {"tag": np.array([-1.0], np.float32)}))
+        peers.clock.now_s += 0.01
+        applied += [int(s.gradients["tag"][0]) for s in exchange.collect(peers.stopping) if s.contributor != "learner"]
+    done.set()
+    exchange.open(100 + step + 1, step + 1)
+    for helper in helpers:
+        helper.result(10)
+    peers.threads.shutdown()
+    assert exchange.check_valid() is None
+    assert len(applied) == len(set(applied)) > 100
+    # An answer that its helper did not live to hear is not in `accepted`; one that it heard is in both.
+    assert set(accepted) <= set(applied) | _waiting(exchange)
+
+
+def _waiting(exchange: GradientExchange) -> set:
+    """Tags of accepted gradients whose asynchronous step is still to come."""
+    contributions: Any = exchange._contributions
+    shares = contributions._shares.values() if isinstance(contributions._shares, dict) else contributions._shares
+    return {int(share.gradients["tag"][0]) for share in shares}
