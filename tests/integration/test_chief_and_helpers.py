@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from typing import Any, Callable, Iterator, List, Optional, Tuple
 
@@ -12,8 +13,8 @@ from services.common.errors import EXIT_USER, UserError
 from services.common.lifecycle import Lifecycle
 from services.learner.helper_checkpoint import load_helper_state
 from tests.conftest import Eventually, Serve
-from tests.fakes import RUN_ID, FakeLog
-from tests.integration.test_actor_to_learner import Run
+from tests.fakes import RUN_ID, SCHEMA, FakeLog, make_chunk
+from tests.integration.test_actor_to_learner import Run, _table
 
 
 class HelperLife:
@@ -217,3 +218,23 @@ def test_a_helper_of_other_networks_is_told(run: Run, helps: Help, free_address:
     assert isinstance(helper.error, UserError)
     assert helper.error.exit_code == EXIT_USER
     assert "start it with the chief's run file" in str(helper.error)
+
+
+def test_a_chief_that_waits_for_data_does_not_forget_its_helper(
+    run: Run, helps: Help, free_address: Callable[[], str], eventually: Eventually
+) -> None:
+    run.servicer._table = run.servicer._make_table(SCHEMA)  # known, and empty
+    address, lease = free_address(), {"gradients.lease_s": 0.3}
+    helper = helps(address, **lease)
+    found: List[Any] = []
+    chief = threading.Thread(target=lambda: found.append(chief_of(run, address, 50, **lease)))
+    chief.start()
+    eventually(lambda: "helping the chief" in helper.log.events())
+    time.sleep(1.0)  # several leases
+    _table(run.servicer).insert("actor-0", 1, make_chunk(64, 2), max_wait_s=0)
+    chief.join(20)
+    assert not chief.is_alive()
+    helper.join()
+    ((registry, _),) = found
+    assert steps_together(registry) == 50
+    assert count(registry, "accepted_total") >= 49

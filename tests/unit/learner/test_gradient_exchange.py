@@ -272,41 +272,60 @@ def test_who_abstains_fills_no_place_of_an_asynchronous_step(async_peers: Peers)
     assert exchange.collect(async_peers.stopping, even_few=True) == []
 
 
+class TirelessHelper:
+    """Pushes gradients with a tag each, resends at random, gives calls up, and comes back as a new life."""
+
+    def __init__(self, exchange: GradientExchange, number: int, done: threading.Event, *, any_base: bool) -> None:
+        self.accepted: List[int] = []
+        self._exchange = exchange
+        self._name, self._number = "abc"[number], number
+        self._done = done
+        self._any_base = any_base
+        self._rng = np.random.default_rng(number)
+        self._used = 0
+
+    def run(self) -> None:
+        incarnation = 1
+        while not self._done.is_set():
+            incarnation += 1
+            self._exchange.join(self._name, incarnation)
+            for sequence in range(1, int(self._rng.integers(2, 12))):
+                self._push(incarnation, sequence, self._next_base())
+
+    def _next_base(self) -> int:
+        while self._exchange.newest_version == self._used and not (self._any_base or self._done.wait(0.0005)):
+            pass  # as the client does: one gradient a base
+        self._used = self._exchange.newest_version
+        return self._used
+
+    def _push(self, incarnation: int, sequence: int, base: int) -> None:
+        exchange, rng = self._exchange, self._rng
+        tag = 1_000_000 * (self._number + 1) + 1000 * incarnation + sequence
+        share = Share(self._name, 4, {"tag": np.array([tag], np.float32)})
+        while not self._done.is_set():
+            answer = exchange.begin(self._name, incarnation, sequence, base)
+            answer = answer or exchange.add(incarnation, sequence, base, share, 0.001)
+            if answer.status is PushStatus.PENDING and rng.random() < 0.7 and not answer.reason:
+                wait_s = float(rng.choice([0.0, 0.001, 0.1]))
+                answer = exchange.wait(self._name, incarnation, sequence, wait_s, wanted)
+            if answer.status in (PushStatus.ACCEPTED, PushStatus.SCALED):
+                self.accepted.append(tag)
+            if answer.status is not PushStatus.PENDING:
+                if rng.random() < 0.3:  # a resend of an answered push
+                    assert exchange.begin(self._name, incarnation, sequence, base) == answer
+                return
+
+
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_what_is_accepted_was_applied_exactly_once_whatever_is_resent_and_whoever_is_replaced(
     asynchronous: bool,
 ) -> None:
     """Helpers that resend at random, give up calls, and come back as new lives, against a loop that takes steps."""
     peers = Peers(FakeClock(), asynchronous=asynchronous)
-    exchange, applied, accepted = peers.exchange, [], []
-    done = threading.Event()
-
-    def help_for_ever(number: int) -> None:
-        rng = np.random.default_rng(number)
-        incarnation, used = 1, 0
-        while not done.is_set():
-            incarnation += 1
-            exchange.join("abc"[number], incarnation)
-            for sequence in range(1, int(rng.integers(2, 12))):
-                tag = 1_000_000 * (number + 1) + 1000 * incarnation + sequence
-                share = Share("abc"[number], 4, {"tag": np.array([tag], np.float32)})
-                while exchange.newest_version == used and not (asynchronous or done.wait(0.0005)):
-                    pass  # as the client does: one gradient a base
-                base = used = exchange.newest_version
-                while not done.is_set():
-                    answer = exchange.begin(share.contributor, incarnation, sequence, base)
-                    answer = answer or exchange.add(incarnation, sequence, base, share, 0.001)
-                    if answer.status is PushStatus.PENDING and rng.random() < 0.7 and not answer.reason:
-                        wait_s = float(rng.choice([0.0, 0.001, 0.1]))
-                        answer = exchange.wait(share.contributor, incarnation, sequence, wait_s, wanted)
-                    if answer.status in (PushStatus.ACCEPTED, PushStatus.SCALED):
-                        accepted.append(tag)
-                    if answer.status is not PushStatus.PENDING:
-                        if rng.random() < 0.3:  # a resend of an answered push
-                            assert exchange.begin(share.contributor, incarnation, sequence, base) == answer
-                        break
-
-    helpers = [peers.threads.submit(help_for_ever, number) for number in range(3)]
+    exchange, done = peers.exchange, threading.Event()
+    applied: List[int] = []
+    helpers = [TirelessHelper(exchange, number, done, any_base=asynchronous) for number in range(3)]
+    running = [peers.threads.submit(helper.run) for helper in helpers]
     deadline = time.monotonic() + 30
     step = 0
     while len(applied) <= 100 and time.monotonic() < deadline:
@@ -318,13 +337,15 @@ def test_what_is_accepted_was_applied_exactly_once_whatever_is_resent_and_whoeve
         applied += [int(s.gradients["tag"][0]) for s in exchange.collect(peers.stopping) if s.contributor != "learner"]
     done.set()
     exchange.open(100 + step + 1, step + 1)
-    for helper in helpers:
-        helper.result(10)
+    for life in running:
+        life.result(10)
     peers.threads.shutdown()
     assert exchange.check_valid() is None
     assert len(applied) == len(set(applied)) > 100
     # An answer that its helper did not live to hear is not in `accepted`; one that it heard is in both.
-    assert set(accepted) <= set(applied) | _waiting(exchange)
+    accepted = {tag for helper in helpers for tag in helper.accepted}
+    assert accepted
+    assert accepted <= set(applied) | _waiting(exchange)
 
 
 def _waiting(exchange: GradientExchange) -> set:
