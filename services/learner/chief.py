@@ -65,6 +65,20 @@ def check_device(device: str) -> None:
         raise UserError(f"learner.device = {device!r}, but the GPUs here are cuda:0 to cuda:{there - 1}")
 
 
+def build_learner(config: RunConfig, schema: Schema, seed: int) -> Learner:
+    """The learner that a run file asks for; a helper's is the chief's with another seed."""
+    from services.agent.registry import learner_class  # torch takes seconds to import: not before it is needed
+
+    learner: Learner = learner_class(config.algorithm.name)(
+        schema,
+        config.algorithm_settings,
+        seed=seed,
+        device=config.learner.device,
+        num_threads=config.learner.torch_threads,
+    )
+    return learner
+
+
 class Chief:
     """The parts of the learner process; `with` starts them and stops them in reverse."""
 
@@ -270,21 +284,13 @@ class Chief:
         return newest.version if newest else 0
 
     def _make_learner(self, schema: Schema) -> Learner:
-        from services.agent.registry import learner_class  # torch takes seconds to import: not before it is needed
-
         config, resumed = self._config, self._resumed
         if resumed is not None and resumed.schema != schema:
             raise UserError(
                 f"the checkpoint in {str(self._folder.path)!r} does not fit the actors' environment: "
                 f"{resumed.schema.difference(schema)}; choose another run.name, or the environment of that run"
             )
-        learner: Learner = learner_class(config.algorithm.name)(
-            schema,
-            config.algorithm_settings,
-            seed=config.run.seed,
-            device=config.learner.device,
-            num_threads=config.learner.torch_threads,
-        )
+        learner = build_learner(config, schema, config.run.seed)
         if resumed is not None:
             learner.load_state(resumed.state)
             self._log.info("resumed", updates=learner.updates, env_steps=self._steps.total)

@@ -48,6 +48,8 @@ class ChiefClient:
         self._download = self._make_download()
         self._joined = 0  # incarnation of the chief
         self._renew_at_s = 0.0
+        self._lease_s = 0.0
+        self._based_at_s = 0.0  # when the last base was handed out
         self._used_version = 0  # the base of the last gradient, or the last before this helper took part
         self._waits_for_next = True
         self._waiting_for = ""
@@ -80,10 +82,9 @@ class ChiefClient:
                 continue
             newest = self._download.newest
             if newest is not None and newest.version != self._used_version:
-                self._waiting_for = ""
-                return newest
+                return self._begin_with(newest)
             if newest is not None and not self._waits_for_next:
-                return newest
+                return self._begin_with(newest)
             self._waiting_for = "waiting for the chief's next step"
             self._stopping.wait(POLL_S)
         raise Stopped
@@ -115,6 +116,7 @@ class ChiefClient:
             crc32c=encoded.crc32c if encoded else 0,
         )
         self._used_version = base.version
+        took_s = time.monotonic() - self._based_at_s
         response = self._until_definite(request)
         if response is None:
             return gradients_pb2.PUSH_STATUS_UNSPECIFIED
@@ -123,11 +125,7 @@ class ChiefClient:
         if response.status == gradients_pb2.PUSH_STATUS_CHIEF_RESTARTED:
             self._start_over()
         if response.status not in (gradients_pb2.PUSH_STATUS_ACCEPTED, gradients_pb2.PUSH_STATUS_SCALED):
-            self._log.info(
-                "a gradient was not taken",
-                status=gradients_pb2.PushStatus.Name(response.status),
-                reason=response.reason,
-            )
+            self._say_refusal(response, took_s)
         return response.status
 
     def leave(self) -> None:
@@ -142,14 +140,33 @@ class ChiefClient:
     def close(self) -> None:
         self._caller.close()
 
+    def _begin_with(self, base: ParameterSet) -> ParameterSet:
+        self._waiting_for = ""
+        self._based_at_s = time.monotonic()
+        return base
+
+    def _say_refusal(self, response: gradients_pb2.PushResponse, took_s: float) -> None:
+        status = gradients_pb2.PushStatus.Name(response.status)
+        if response.status == gradients_pb2.PUSH_STATUS_TOO_STALE and took_s > self._lease_s:
+            self._log.warning(
+                "a gradient took longer than the chief's gradients.lease_s: it does not wait so long; raise it, or "
+                "give this helper smaller batches",
+                took_s=round(took_s, 1),
+                lease_s=self._lease_s,
+            )
+        self._log.info("a gradient was not taken", status=status, reason=response.reason)
+
     def _join(self) -> None:
         request = gradients_pb2.JoinRequest(peer=self._peer.to_proto(self._schema_digest))
         response = self._caller.call(self._stub.Join, request, timeout_s=JOIN_TIMEOUT_S)
         if response.fenced:
             raise Fenced(f"a newer life of {self._peer.name} has taken over; give each helper its own helper.name")
-        self._renew_at_s = time.monotonic() + response.lease_seconds * RENEW_AFTER
+        self._lease_s = response.lease_seconds
+        self._renew_at_s = time.monotonic() + self._lease_s * RENEW_AFTER
         if response.chief_incarnation == self._joined:
             return
+        if self._joined:  # it restarted between two calls
+            self._start_over()
         self._joined = response.chief_incarnation
         self._used_version = response.newest_version
         self._waits_for_next = response.mode == gradients_pb2.GRADIENT_MODE_SYNCHRONOUS

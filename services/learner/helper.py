@@ -20,7 +20,7 @@ from services.common.metrics import Metrics
 from services.common.peer import Peer
 from services.common.rpc import Stopped
 from services.common.run_folder import RunFolder
-from services.learner.chief import check_device
+from services.learner.chief import build_learner, check_device
 from services.learner.chief_client import ChiefClient
 from services.learner.gradients import GradientEncoder
 from services.learner.helper_checkpoint import GENERATOR, HelperCheckpoint, HelperState, load_helper_state
@@ -149,16 +149,7 @@ class Helper:
         return int(np.random.SeedSequence([self._config.run.seed, name]).generate_state(1)[0] >> 1)
 
     def _make_learner(self, schema: Schema, state: HelperState) -> Learner:
-        from services.agent.registry import learner_class  # torch takes seconds to import: not before it is needed
-
-        config = self._config
-        learner: Learner = learner_class(config.algorithm.name)(
-            schema,
-            config.algorithm_settings,
-            seed=self._seed,
-            device=config.learner.device,
-            num_threads=config.learner.torch_threads,
-        )
+        learner = build_learner(self._config, schema, self._seed)
         if state.generator:
             learner.load_state({**learner.state(), **state.generator})
         return learner
