@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any, Callable, Dict, Optional
 
@@ -66,3 +67,18 @@ def test_training_with_helpers_survives_a_kill(up: Up, tmp_path: Path, victim: s
         assert all(log_of(folder, name).count("helping the chief") >= 2 for name in ("helper-0", "helper-1"))
     else:
         assert log_of(folder, "learner").count("helper=helper-1") >= 2
+
+
+@pytest.mark.timeout(300)
+def test_ctrl_c_stops_everything_within_ten_seconds_and_helpers_keep_their_residual(up: Up, tmp_path: Path) -> None:
+    launcher = up(REACH, "--run.name", "stopped", *HELPERS)
+    folder = tmp_path / "runs" / "stopped"
+    wait_until_helped(folder, 100)
+    began = time.monotonic()
+    launcher.process.send_signal(signal.SIGINT)
+    launcher.wait(12)
+    assert time.monotonic() - began < 10
+    assert "killing" not in launcher.output()
+    for name in ("helper-0", "helper-1"):
+        assert "helping stops early" in log_of(folder, name)
+        assert (folder / "helpers" / f"{name}.safetensors").stat().st_size > 1000
