@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Dict, List, Optional, Sequence
 
 from rich.console import Console
 
-from bench.gradients.cases import CALLS, WAYS, GradientCase, Way, all_cases
+from bench.gradients.cases import CALLS, PACKERS, WAYS, GradientCase, Way, all_cases
 from bench.gradients.recording import Recording
 from bench.gradients.report import Findings, print_tables, write_json_lines, write_section
 from bench.replay import machine
@@ -80,6 +80,8 @@ class Bench:
             processes: Dict[str, CaseProcess] = {}
             try:
                 for case in self._cases:
+                    if case.name == PACKERS and size is not self._plan.sizes[0]:
+                        continue  # what packs best does not depend on the size
                     processes[case.name] = CaseProcess(case, self._log)
                     try:
                         processes[case.name].call("open", OPEN_TIMEOUT_S, file=str(file.resolve()))
@@ -131,7 +133,8 @@ class Bench:
         counts.update({name: count_for(rates[0], self._plan.round_s, 2) for name, rates in roughly.by_case.items()})
         self.findings.timings[size.name, call] = alternate(list(counts), self._plan.num_rounds, measure, failed)
 
-    def _miss(self, what: str) -> None:
+    def _miss(self, reason: str) -> None:
+        what = reason.splitlines()[0]  # some libraries put a stack into their message; the log has it whole
         self._console.print(f"NOT MEASURED: {what}", markup=False)
         self.findings.not_measured.append(what)
 
@@ -139,16 +142,26 @@ class Bench:
 def main(arguments: Optional[List[str]] = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.gradients", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="half a minute: the smallest networks, short rounds")
+    parser.add_argument(
+        "--sizes", default="", help="of the full run, separated by commas, as in 143k,1M; all if not given"
+    )
     parser.add_argument("--venvs", type=Path, default=Path(".cache/bench-venvs"), help="folder of the peers' venvs")
     parser.add_argument("--recordings", type=Path, default=Path(".cache/bench/gradients"), help="recorded gradients")
     parser.add_argument("--out", type=Path, default=Path(".cache/bench/gradients.jsonl"), help="JSON lines")
     parser.add_argument("--docs", type=Path, help="page of the docs whose generated section is replaced")
     flags = parser.parse_args(arguments)
+    plan = QUICK if flags.quick else FULL
+    if flags.sizes:
+        names = [name.strip() for name in flags.sizes.split(",")]
+        known = {size.name.replace(" ", ""): size for size in plan.sizes}
+        if set(names) - set(known):
+            parser.error(f"--sizes is {flags.sizes}; known are {','.join(known)}")
+        plan = replace(plan, sizes=[known[name] for name in names])
     console = Console(width=200 if not sys.stdout.isatty() else None)
     flags.out.parent.mkdir(parents=True, exist_ok=True)
     log_file = flags.out.with_suffix(".log")
     with log_file.open("wb") as log:
-        bench = Bench(QUICK if flags.quick else FULL, all_cases(flags.venvs), flags.recordings, console, log)
+        bench = Bench(plan, all_cases(flags.venvs), flags.recordings, console, log)
         bench.run()
     write_json_lines(bench.findings, flags.out)
     if flags.docs:

@@ -34,6 +34,7 @@ class GradientCase(CaseSpec):
         return "" if self.python.is_file() else f"there is no {self.python}; `make bench-gradients` makes it"
 
 
+PACKERS = "packers"
 _WAYS = (
     Way("int8", "shoal: int8, feedback, zstd", "shoal", "int8 zstd on"),
     Way("int8-zlib", "shoal: int8, feedback, zlib", "shoal", "int8 zlib on"),
@@ -48,7 +49,7 @@ _WAYS = (
     Way("ddp-powersgd", f"DDP over gloo: PowerSGD hook, rank {POWER_SGD_RANK}", "ddp", "powersgd", ("step",)),
 )
 _PACKERS = tuple(
-    Way(f"packed-{name}-{order}", f"the same codes, {name} by {order}", "packers", f"{name} {order}", ("encode",))
+    Way(f"packed-{name}-{order}", f"the same codes, {name} by {order}", PACKERS, f"{name} {order}", ("encode",))
     for name, order in (
         ("zstd", "rows"),
         ("zstd", "columns"),
@@ -70,6 +71,6 @@ def all_cases(venvs: Path) -> List[GradientCase]:
     return [
         GradientCase("shoal", "shoal", here, "bench.gradients.shoal_case"),
         GradientCase("hivemind", "hivemind", venvs / "hivemind" / "bin" / "python", "bench.gradients.hivemind_case"),
-        GradientCase("packers", "other packers", venvs / "packers" / "bin" / "python", "bench.gradients.packers_case"),
+        GradientCase(PACKERS, "other packers", venvs / PACKERS / "bin" / "python", "bench.gradients.packers_case"),
         GradientCase("ddp", "DDP", here, "bench.gradients.ddp_case"),
     ]

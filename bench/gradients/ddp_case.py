@@ -113,7 +113,11 @@ class Rank:
         dist.destroy_process_group()
 
     def _model(self, hook: str) -> Any:
-        model = torch.nn.parallel.DistributedDataParallel(Product(self.shapes), gradient_as_bucket_view=True)
+        # One bucket: with several, PowerSGD's chained exchanges meet in another order on each side, and gloo aborts.
+        whole_mb = sent_bytes("none", self.shapes) / 2**20 + 1
+        model = torch.nn.parallel.DistributedDataParallel(
+            Product(self.shapes), gradient_as_bucket_view=True, bucket_cap_mb=whole_mb
+        )
         if hook == "fp16":
             model.register_comm_hook(None, default_hooks.fp16_compress_hook)
         elif hook == "powersgd":

@@ -93,6 +93,8 @@ class ErrorFeedback:
         Raises:
             BadGradient: a tensor had another shape before.
         """
+        for name, gradient in gradients.items():  # all of them before the first gets its place
+            self.layout.check(name, gradient.shape)
         new = [name for name, gradient in gradients.items() if self.layout.add(name, gradient.shape)]
         if not new:
             return

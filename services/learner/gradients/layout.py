@@ -103,22 +103,26 @@ class Layout:
     def places(self) -> Mapping[str, Place]:
         return self._places
 
+    def check(self, name: str, shape: Shape) -> None:
+        """Refuse a tensor that has a place for another shape.
+
+        Raises:
+            BadGradient: it has.
+        """
+        place = self._places.get(name)
+        if place is not None and place.shape != shape:
+            raise BadGradient(
+                f"the gradient of {name!r} has shape {list(shape)}, it had {list(place.shape)} before; "
+                "a learner's parameters keep their shapes, so make a new encoder for other parameters"
+            )
+
     def add(self, name: str, shape: Shape) -> bool:
         """Give a tensor its place.
 
         Returns:
             Whether it had none.
-
-        Raises:
-            BadGradient: it has one for another shape.
         """
-        place = self._places.get(name)
-        if place is not None:
-            if place.shape != shape:
-                raise BadGradient(
-                    f"the gradient of {name!r} has shape {list(shape)}, it had {list(place.shape)} before; "
-                    "a learner's parameters keep their shapes, so make a new encoder for other parameters"
-                )
+        if name in self._places:
             return False
         size, first = num_values(shape), self.num_blocks
         self.num_blocks += num_blocks(size, self._block_size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Dict, List, Mapping, Tuple
 
 import numpy as np
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from services.learner.gradients import EncodedGradients, decode_gradients
@@ -16,6 +17,9 @@ SHAPES: Dict[str, Tuple[int, ...]] = {
     "critics.0.weight": (2, 26, 60),
     "critics.0.bias": (2, 1, 60),
 }
+
+# An example is some blocks of work, and machines are shared: a slow one is no fault.
+patient = settings(deadline=None, max_examples=50)
 
 
 def draw(seed: int, shapes: Mapping[str, Tuple[int, ...]] = SHAPES, scale: float = 1e-3) -> Dict[str, np.ndarray]:

@@ -17,6 +17,7 @@ from services.learner.gradients.codec import (
     scale_exponents,
     subtract_decoded,
 )
+from tests.unit.learner.gradients.arrays import patient
 
 BLOCK = 8
 FINITE = st.floats(-LARGEST_VALUE, LARGEST_VALUE, width=32)
@@ -35,6 +36,7 @@ def roundtrip(values: np.ndarray) -> tuple:
     return codes, halves, exponents, scales, out.reshape(values.shape), rest
 
 
+@patient
 @given(hnp.arrays(np.float32, st.tuples(st.integers(1, 5), st.just(BLOCK)), elements=FINITE))
 def test_an_error_is_half_a_step_at_most_and_what_is_left_is_it_exactly(values: np.ndarray) -> None:
     codes, halves, exponents, scales, out, rest = roundtrip(values)
@@ -46,6 +48,7 @@ def test_an_error_is_half_a_step_at_most_and_what_is_left_is_it_exactly(values: 
     np.testing.assert_array_equal(scales.astype(np.float64), halves.astype(np.float64) * 2.0 ** exponents.astype(float))
 
 
+@patient
 @given(hnp.arrays(np.float32, st.tuples(st.integers(1, 5), st.just(BLOCK)), elements=FINITE))
 def test_every_scale_is_representable_and_no_smaller_than_it_must_be(values: np.ndarray) -> None:
     _, halves, exponents, scales, _, _ = roundtrip(values)
@@ -92,6 +95,7 @@ def test_a_block_far_below_the_tensors_largest_is_sent_as_zeros_and_left_over_wh
     np.testing.assert_array_equal(rest[1], values[1])
 
 
+@patient
 @given(st.lists(st.floats(0, LARGEST_VALUE), min_size=1, max_size=5))
 def test_exponents_put_the_largest_into_the_top_binade_of_float16(largest: list) -> None:
     exponents = scale_exponents(np.array(largest))
@@ -100,6 +104,7 @@ def test_exponents_put_the_largest_into_the_top_binade_of_float16(largest: list)
     assert ((scaled >= 2.0**14) | (exponents == MIN_EXPONENT) | (np.array(largest) == 0)).all()
 
 
+@patient
 @given(hnp.arrays(np.float32, (2, BLOCK), elements=FINITE))
 def test_fp16_keeps_eleven_bits_of_the_largest_and_leaves_the_exact_rest(values: np.ndarray) -> None:
     exponent = scale_exponents(np.array([np.abs(values).max()], np.float64))[0]

@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 from services.learner.gradients import layout as layout_module
 from services.learner.gradients.faults import BadGradient
 from services.learner.gradients.layout import Layout, num_values
+from tests.unit.learner.gradients.arrays import patient
 
 SHAPES = st.lists(st.lists(st.integers(0, 9), max_size=3).map(tuple), min_size=1, max_size=6)
 
 
+@patient
 @given(shapes=SHAPES, block_size=st.integers(1, 5), chosen=st.data())
 def test_strips_cover_each_value_of_the_chosen_tensors_once(
     shapes: List[Tuple[int, ...]], block_size: int, chosen: st.DataObject
@@ -52,7 +54,9 @@ def test_a_tensor_keeps_its_place_and_its_shape() -> None:
     assert not layout.add("a", (5,))
     assert (layout.places["b"].first_block, layout.num_blocks) == (2, 4)
     with pytest.raises(BadGradient, match=r"'a' has shape \[6\], it had \[5\] before"):
-        layout.add("a", (6,))
+        layout.check("a", (6,))
+    for name, shape in (("a", (5,)), ("c", (1,))):
+        layout.check(name, shape)
 
 
 def test_plans_know_tensors_that_came_later() -> None:

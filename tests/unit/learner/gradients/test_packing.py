@@ -14,6 +14,7 @@ from services.common.errors import UserError
 from services.learner.gradients.faults import BadGradient
 from services.learner.gradients.packing import PACKINGS, Packer, Unpacker, unswap
 from shoal.v1 import gradients_pb2 as pb2
+from tests.unit.learner.gradients.arrays import patient
 
 CODES = st.sampled_from([np.int8, np.float16, np.float32]).flatmap(
     lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=40), fill=st.just(0))
@@ -21,6 +22,7 @@ CODES = st.sampled_from([np.int8, np.float16, np.float32]).flatmap(
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
+@patient
 @given(codes=CODES)
 def test_codes_come_back_bit_for_bit(packing: str, codes: np.ndarray) -> None:
     data, number, order = Packer(packing).pack(codes)
@@ -129,6 +131,7 @@ def test_a_tensor_without_values_has_no_bytes(packing: str) -> None:
         Unpacker().unpack(_zstd(b"") if packing == "zstd" else zlib.compress(b""), number, 0, "x")
 
 
+@patient
 @given(data=st.binary(max_size=60), number=st.sampled_from([2, 3]))
 def test_no_bytes_do_anything_but_be_refused_or_unpack_to_the_size(data: bytes, number: int) -> None:
     try:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from services.learner.gradients import BadChecksum, BadGradient, GradientEncoder, NonFinite, decode_gradients
 from services.learner.gradients.wire import extend_checksum
 from shoal.v1 import gradients_pb2 as pb2
-from tests.unit.learner.gradients.arrays import SHAPES, draw, shapes_of
+from tests.unit.learner.gradients.arrays import SHAPES, draw, patient, shapes_of
 
 EXPECTED: Dict[str, Tuple[int, ...]] = {"w": (30, 50), "b": (50,)}
 
@@ -39,6 +39,14 @@ def test_a_decoded_gradient_is_the_equation_of_the_contract() -> None:
     scales = np.frombuffer(plain.scales, np.float16).astype(np.float64)
     want = [q * scales[i // plain.block_size] * 2.0**plain.scale_exponent for i, q in enumerate(codes)]
     np.testing.assert_array_equal(decode(pushed)["w"].reshape(-1), want)
+
+
+def test_a_whole_request_is_decoded_as_it_comes() -> None:
+    encoded = GradientEncoder("int8", 2048, True, "zstd").encode(draw(0))
+    request = pb2.PushRequest(sequence=7, segments=encoded.segments, crc32c=encoded.crc32c)
+    received = pb2.PushRequest.FromString(request.SerializeToString())
+    out = decode_gradients(received.segments, received.crc32c, SHAPES)
+    assert shapes_of(out) == SHAPES
 
 
 def test_some_of_the_parameters_are_enough() -> None:
@@ -179,6 +187,7 @@ def test_the_largest_fp16_with_the_largest_exponent_is_finite() -> None:
     assert np.isfinite(decode(pushed)["w"]).all()
 
 
+@patient
 @given(st.binary(max_size=200), st.integers(0, 4), st.integers(0, 4), st.integers(0, 3), st.integers(-200, 200))
 def test_no_message_does_anything_but_decode_or_be_refused(
     data: bytes, codec: int, packing: int, order: int, exponent: int
