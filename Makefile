@@ -60,6 +60,10 @@ test-replay:  ## the replay in a venv without torch
 bench-replay: install  ## the replay beside Reverb, cpprb, TorchRL; ARGS=--quick for two minutes, --help for more
 	bash deploy/make/bench_replay.sh $(BIN)/python --docs docs/benchmarks.md $(ARGS)
 
+.PHONY: bench-learner
+bench-learner: install  ## updates a second fed by the replay, against batches in memory; ARGS=--quick for a minute
+	$(BIN)/python -m bench.learner --docs docs/benchmarks.md $(ARGS)
+
 .PHONY: bench-parameters
 bench-parameters: install  ## publish to swap with 1, 16, 128 readers; ARGS=--quick for two minutes
 	$(BIN)/python -m bench.parameters --docs docs/benchmarks.md $(ARGS)

@@ -20,11 +20,13 @@ from services.actor.watchdog import Watchdog
 from services.agent.registry import check_action, policy_class
 from services.common.chunk import Chunk
 from services.common.config.run import ActorSection, RunConfig
+from services.common.heartbeat import Heartbeat, Pulse
 from services.common.lifecycle import Lifecycle
 from services.common.log import Log
 from services.common.metrics import Metrics
 from services.common.peer import Peer
 from services.common.schema import Schema
+from services.common.security.transport import client_security, server_security
 from shoal.v1 import experience_pb2
 
 
@@ -51,7 +53,8 @@ class Actor:
         check_action(config.algorithm.name, self._schema.action)
         check_chunk_bytes(self._schema, self._envs[0].num_lanes, settings.chunk_steps)
 
-        peer = Peer(config.run.name, experience_pb2.ROLE_ACTOR, self._name)
+        peer = Peer(config.run.name, experience_pb2.ROLE_ACTOR, self._name, lifecycle.incarnation)
+        security = client_security(config.security, config.learner.address, *config.replay.addresses)
         self.parameters = ParameterClient(
             config.learner.address,
             peer=peer,
@@ -59,6 +62,7 @@ class Actor:
             lifecycle=lifecycle,
             log=log,
             waiting_for=lambda: self._watchdog.waiting_for or self._sender.unanswered,
+            security=security,
         )
         self._metrics = Metrics("actor", config.run.name)
         self._counts = ActorMetrics(
@@ -87,8 +91,10 @@ class Actor:
             codec=settings.compression,
             on_drop=self._counts.on_drop,
             on_acknowledged=self._counts.on_acknowledged,
+            security=security,
         )
         self._others: List[threading.Thread] = []  # that act, beside the caller of `run`
+        self._num_chunks = 0  # handed to the sender
         self._writers = [self._make_writer(group) for group in range(self._num_groups)]
 
     def run(self) -> None:
@@ -96,6 +102,12 @@ class Actor:
         groups = self.start()
         self._others = [self._lifecycle.spawn(f"lane-group-{g.index}", partial(self._act, g)) for g in groups[1:]]
         self._act(groups[0])
+
+    def _serve_metrics(self) -> int:
+        host, port = self._config.metrics.host, self._config.actor.metrics_port
+        security = server_security(self._config.security, f"{host}:{port}")
+        self._metrics.certificate(security.certificate)
+        return self._metrics.serve(port, "actor.metrics_port", host=host, security=security)
 
     def start(self) -> List[LaneGroup]:
         """Start the threads beside the acting loops, and introduce the actor to the replay.
@@ -106,9 +118,10 @@ class Actor:
         Raises:
             Stopped: the process is to end.
         """
-        port = self._metrics.serve(self._config.actor.metrics_port, "actor.metrics_port")
+        port = self._serve_metrics()
         env = self._config.env
         self._log.info("actor starts", name=self._name, env=env.factory, lanes=env.lanes, metrics_port=port)
+        Heartbeat(self._pulse, self._lifecycle, os.environ).start()
         self._lifecycle.spawn("sender", self._sender.run)
         self._lifecycle.spawn("watchdog", self._watchdog.run)
         self._sender.put(self._writers[0].introduce())
@@ -119,6 +132,7 @@ class Actor:
 
     def send(self, chunk: Chunk) -> None:
         """Count a chunk and hand it to the sender; a full buffer holds the caller, or drops its oldest chunk."""
+        self._num_chunks += 1
         self._counts.on_chunk(chunk)
         self._sender.put(chunk)
 
@@ -143,6 +157,13 @@ class Actor:
             if dropped.get("stopped"):
                 self._log.info("steps are dropped at the stop", steps=dropped["stopped"])
             self._log.info("steps", acknowledged=self._sender.acknowledged_steps, dropped=sum(dropped.values()))
+
+    def _pulse(self) -> Pulse:
+        """Chunks are progress; an environment that hangs is no reason to wait."""
+        waiting = self._sender.waiting_for or self.parameters.waiting_for
+        if self.parameters.newest is None:
+            waiting = waiting or "waiting for the chief's first parameters"
+        return Pulse(self._num_chunks, waiting, f"{self._sender.acknowledged_steps} steps acknowledged")
 
     def _make_writer(self, group: int) -> ChunkWriter:
         env = self._envs[group]

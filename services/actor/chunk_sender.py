@@ -15,6 +15,7 @@ from services.common.log import Log
 from services.common.peer import Peer
 from services.common.rpc import Caller, Refused, Stopped, Unavailable, call_once
 from services.common.schema import Schema
+from services.common.security.transport import CALL_IN_THE_CLEAR, ClientSecurity
 from shoal.v1 import experience_pb2, replay_pb2, replay_pb2_grpc
 
 INSERT_WAIT_S = 2.0  # how long the replay may hold an Insert before it answers BLOCKED
@@ -58,6 +59,7 @@ class ChunkSender:
         codec: str = "none",
         on_drop: Callable[[str, int], None] = lambda _reason, _steps: None,
         on_acknowledged: Callable[[float], None] = lambda _seconds: None,
+        security: ClientSecurity = CALL_IN_THE_CLEAR,
     ) -> None:
         """Prepare; `run` is the thread.
 
@@ -73,8 +75,9 @@ class ChunkSender:
             codec: "none", "lz4" or "zstd": how images are packed.
             on_drop: told the reason and the number of steps that will not be delivered.
             on_acknowledged: told the seconds from the first send of a chunk to its acknowledgement.
+            security: certificates and token.
         """
-        self._caller = Caller("replay", address, stopping, log)
+        self._caller = Caller("replay", address, stopping, log, security=security)
         self._stub = replay_pb2_grpc.ReplayServiceStub(self._caller.channel)
         self._peer = peer.to_proto(schema.digest)
         self._schema = schema

@@ -14,6 +14,7 @@ from services.common.parameter_download import ParameterDownload
 from services.common.parameter_set import ParameterSet
 from services.common.peer import Peer
 from services.common.rpc import Caller, Stopped
+from services.common.security.transport import CALL_IN_THE_CLEAR, ClientSecurity
 from shoal.v1 import parameters_pb2
 
 RETRY_S = 0.1  # between two questions when the answer was not what is known to be there
@@ -34,6 +35,7 @@ class ParameterClient:
         log: Log,
         role: parameters_pb2.ParameterRole.ValueType = parameters_pb2.PARAMETER_ROLE_ACT,
         waiting_for: Callable[[], str] = lambda: "",
+        security: ClientSecurity = CALL_IN_THE_CLEAR,
     ) -> None:
         """Connect to nothing yet.
 
@@ -45,8 +47,9 @@ class ParameterClient:
             log: told of waits and of damaged answers.
             role: which set.
             waiting_for: what the process waits for, in one sentence or none; told to the chief, whom people ask.
+            security: certificates and token.
         """
-        self._caller = Caller("chief", address, lifecycle.stopping, log)
+        self._caller = Caller("chief", address, lifecycle.stopping, log, security=security)
         self._download = ParameterDownload(
             self._caller, peer=peer, role=role, stopping=lifecycle.stopping, log=log, waiting_for=waiting_for
         )

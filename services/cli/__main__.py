@@ -103,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
         commands.add_parser(name, help=f"{text}: shoal {name} --help", add_help=False)
     for name, text in (
         ("replay", "run a replay, or look into one (shoal replay --help)"),
-        ("learner", "run the learner"),
+        ("learner", "run the learner, or with --chief HOST:PORT a helper of one"),
         ("actor", "run an actor"),
         ("evaluator", "run the evaluator"),
     ):

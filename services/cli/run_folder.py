@@ -23,7 +23,7 @@ FOLDER_MODE = 0o750
 FILE_MODE = 0o640
 MAX_STEM = 64  # characters of a run file's name in that of a run, which also holds the time
 
-CHANGEABLE_SECTIONS = ("evaluator", "report", "log", "metrics", "security")
+CHANGEABLE_SECTIONS = ("evaluator", "helper", "report", "log", "metrics", "security")
 CHANGEABLE_KEYS = (
     "run.folder",
     "replay.addresses",
@@ -41,6 +41,8 @@ CHANGEABLE_KEYS = (
     "learner.torch_threads",
     "learner.wire_dtype",
     "learner.device",
+    "gradients.lease_s",
+    "gradients.max_helpers",
     "actor.count",
     "actor.buffer_chunks",
     "actor.lane_groups",
@@ -56,6 +58,7 @@ EPHEMERAL_KEYS = (
     "learner.address",
     "replay.metrics_port",
     "learner.metrics_port",
+    "helper.metrics_port",
     "actor.metrics_port",
     "evaluator.metrics_port",
 )

@@ -54,6 +54,7 @@ class RunFolder:
         self.path = path
         self.config = path / "config.toml"
         self.checkpoints = path / "checkpoints"
+        self.helpers = path / "helpers"
         self.versions = path / "versions.json"
         self.tensorboard = path / "tensorboard"
         self.non_finite = path / "non_finite"

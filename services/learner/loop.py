@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Callable
 
-from services.agent.algorithm import Learner
 from services.learner.importance import importance_weights
+from services.learner.joint_update import Updater
 from services.learner.monitor import Monitor
 from services.learner.nan_guard import NanGuard
 from services.learner.replay_client import ReplayClient
 
 
 def train(
-    learner: Learner,
+    updater: Updater,
     batches: ReplayClient,
     guard: NanGuard,
     monitor: Monitor,
@@ -22,19 +22,19 @@ def train(
     max_updates: int,
     importance_exponent: float,
 ) -> None:
-    """Train until `max_updates`; the loop knows no algorithm and no gRPC.
+    """Train until `max_updates`; the loop knows no algorithm, no helpers and no gRPC.
 
     Raises:
         Stopped: the process is to end before that.
         TooManyNonFiniteUpdates: the training has diverged.
     """
-    while learner.updates < max_updates:
+    while updater.updates < max_updates:
         drawn = batches.next()
-        before = learner.updates
+        before = updater.updates
         update = guard.update(drawn, importance_weights(drawn.batch, importance_exponent))
         if update is not None:
-            monitor.after_update(learner.updates, drawn.batch, update)
+            monitor.after_update(updater.updates, drawn.batch, update)
         # One that was stopped may have moved the critics, and then counts; or nothing, and then is no update.
-        if learner.updates > before:
+        if updater.updates > before:
             publish_if_due()
         checkpoint_if_due()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Optional, Protocol, Tuple
+from typing import Callable, Optional, Tuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,21 +13,11 @@ from services.common.errors import EXIT_CRASH, UserError
 from services.common.log import Log
 from services.common.metrics import Metrics
 from services.learner.batch_dump import BatchDump, StoppedBatch
+from services.learner.joint_update import Updater
 from services.learner.replay_client import DrawnBatch
 
 ABSURD = 1e15  # nothing physical is so large; its square in a loss, summed over a batch, nears the end of float32
 MAX_NAMED = 10  # items in a log line
-
-
-class Updating(Protocol):
-    """What is guarded: a learner, or whatever updates one."""
-
-    @property
-    def updates(self) -> int:
-        """Updates done so far."""
-
-    def update(self, batch: Batch, importance_weights: npt.NDArray[np.float32]) -> Update:
-        """Take one step; raises NonFiniteUpdate."""
 
 
 class TooManyNonFiniteUpdates(UserError):
@@ -57,7 +47,7 @@ class NanGuard:
 
     def __init__(
         self,
-        learner: Updating,
+        updater: Updater,
         dump: BatchDump,
         metrics: Metrics,
         log: Log,
@@ -66,10 +56,10 @@ class NanGuard:
         report: Callable[[DrawnBatch, npt.NDArray[np.float32]], None],
         on_stopped: Callable[[int], None],
     ) -> None:
-        """Guard the updates of `learner`.
+        """Guard the updates of `updater`.
 
         Args:
-            learner: whose updates are guarded.
+            updater: a learner, or one with its helpers.
             dump: where stopped batches are kept.
             metrics: get a counter of stopped updates.
             log: hears of each stopped update.
@@ -77,7 +67,7 @@ class NanGuard:
             report: sends TD errors to the replay.
             on_stopped: told how many were stopped in this life, after each.
         """
-        self._learner = learner
+        self._updater = updater
         self._dump = dump
         self._log = log
         self._max_in_row = max_in_row
@@ -94,18 +84,22 @@ class NanGuard:
         Raises:
             TooManyNonFiniteUpdates: this was the last of `max_in_row`.
         """
-        updates = self._learner.updates
+        updates = self._updater.updates
         update, reason = self._attempt(drawn, importance_weights)
         if update is not None:
             return update
         found = suspects(drawn.batch)
         self._keep(drawn, importance_weights, reason, updates, found)
-        if found.any() and not found.all() and self._learner.updates == updates:
+        if found.any() and not found.all() and self._updater.updates == updates:
             sound = DrawnBatch(drawn.batch.at(np.flatnonzero(~found)), drawn.table_id)
             update, reason = self._attempt(sound, importance_weights[~found])
         if update is None:
             self._count_in_row(reason)
         return update
+
+    def note_sound(self) -> None:
+        """Note that somebody else's computation was finite."""
+        self._in_row = 0
 
     def note_stopped(
         self, drawn: DrawnBatch, importance_weights: npt.NDArray[np.float32], reason: str, updates: int
@@ -121,7 +115,7 @@ class NanGuard:
     def _attempt(self, drawn: DrawnBatch, importance_weights: npt.NDArray[np.float32]) -> Tuple[Optional[Update], str]:
         """Update and report; else None, and why it was stopped."""
         try:
-            update = self._learner.update(drawn.batch, importance_weights)
+            update = self._updater.update(drawn.batch, importance_weights)
         except NonFiniteUpdate as stopped:
             return None, str(stopped)
         if not np.isfinite(update.td_error).all():  # of a learner that does not look at them itself

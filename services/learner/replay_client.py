@@ -18,6 +18,7 @@ from services.common.peer import Peer
 from services.common.rpc import Caller, Refused, Stopped, Unavailable, call_once
 from services.common.sample_codec import SampleAnswer, decode_batch, decode_drawn, read_response
 from services.common.schema import Schema
+from services.common.security.transport import CALL_IN_THE_CLEAR, ClientSecurity
 from services.learner.batch_queue import BatchQueue
 from services.learner.ring_rows import RingRows, attach
 from shoal.v1 import replay_pb2, replay_pb2_grpc
@@ -55,6 +56,7 @@ class ReplayClient:
         rng: np.random.Generator,
         lifecycle: Lifecycle,
         log: Log,
+        security: ClientSecurity = CALL_IN_THE_CLEAR,
     ) -> None:
         """Prepare; `start` begins to draw.
 
@@ -70,8 +72,9 @@ class ReplayClient:
             rng: chooses the items that stand in for overwritten ones.
             lifecycle: ends the waits.
             log: where waits are said.
+            security: certificates and token.
         """
-        self._caller = Caller("replay", address, lifecycle.stopping, log)
+        self._caller = Caller("replay", address, lifecycle.stopping, log, security=security)
         self._stub = replay_pb2_grpc.ReplayServiceStub(self._caller.channel)
         # As the stub's, but the rows stay in the bytes that came.
         self._sample: Callable[..., SampleAnswer] = self._caller.channel.unary_unary(
@@ -169,6 +172,10 @@ class ReplayClient:
             for drawn in self._queue.get(0.1):
                 return drawn
         raise Stopped
+
+    def next_within(self, timeout_s: float) -> Optional[DrawnBatch]:
+        """The next batch, or None if there is none in time."""
+        return next(iter(self._queue.get(timeout_s)), None)
 
     def report(self, drawn: DrawnBatch, td_error: npt.NDArray[np.float32]) -> None:
         """Send |TD errors| back with the next draw."""

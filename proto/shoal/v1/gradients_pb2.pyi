@@ -20,6 +20,27 @@ else:
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
+class _GradientMode:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _GradientModeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_GradientMode.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    GRADIENT_MODE_UNSPECIFIED: _GradientMode.ValueType  # 0
+    GRADIENT_MODE_SYNCHRONOUS: _GradientMode.ValueType  # 1
+    """one gradient of each contributor a step"""
+    GRADIENT_MODE_ASYNCHRONOUS: _GradientMode.ValueType  # 2
+    """a step for every so many gradients, as they come"""
+
+class GradientMode(_GradientMode, metaclass=_GradientModeEnumTypeWrapper): ...
+
+GRADIENT_MODE_UNSPECIFIED: GradientMode.ValueType  # 0
+GRADIENT_MODE_SYNCHRONOUS: GradientMode.ValueType  # 1
+"""one gradient of each contributor a step"""
+GRADIENT_MODE_ASYNCHRONOUS: GradientMode.ValueType  # 2
+"""a step for every so many gradients, as they come"""
+global___GradientMode = GradientMode
+
 class _GradientCodec:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: typing_extensions.TypeAlias = ValueType
@@ -116,6 +137,10 @@ class _PushStatusEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enu
     """discard, set the residual back"""
     PUSH_STATUS_CHIEF_RESTARTED: _PushStatus.ValueType  # 6
     """the base version no longer exists: discard, set the residual back"""
+    PUSH_STATUS_FENCED: _PushStatus.ValueType  # 7
+    """a newer incarnation of this helper has taken over: stop"""
+    PUSH_STATUS_PENDING: _PushStatus.ValueType  # 8
+    """received, and its step is not taken yet: resend the same bytes to go on waiting"""
 
 class PushStatus(_PushStatus, metaclass=_PushStatusEnumTypeWrapper): ...
 
@@ -131,7 +156,85 @@ PUSH_STATUS_NON_FINITE: PushStatus.ValueType  # 5
 """discard, set the residual back"""
 PUSH_STATUS_CHIEF_RESTARTED: PushStatus.ValueType  # 6
 """the base version no longer exists: discard, set the residual back"""
+PUSH_STATUS_FENCED: PushStatus.ValueType  # 7
+"""a newer incarnation of this helper has taken over: stop"""
+PUSH_STATUS_PENDING: PushStatus.ValueType  # 8
+"""received, and its step is not taken yet: resend the same bytes to go on waiting"""
 global___PushStatus = PushStatus
+
+@typing.final
+class JoinRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PEER_FIELD_NUMBER: builtins.int
+    @property
+    def peer(self) -> shoal.v1.experience_pb2.Peer: ...
+    def __init__(
+        self,
+        *,
+        peer: shoal.v1.experience_pb2.Peer | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["peer", b"peer"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["peer", b"peer"]) -> None: ...
+
+global___JoinRequest = JoinRequest
+
+@typing.final
+class JoinResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CHIEF_INCARNATION_FIELD_NUMBER: builtins.int
+    MODE_FIELD_NUMBER: builtins.int
+    NEWEST_VERSION_FIELD_NUMBER: builtins.int
+    LEASE_SECONDS_FIELD_NUMBER: builtins.int
+    FENCED_FIELD_NUMBER: builtins.int
+    chief_incarnation: builtins.int
+    mode: global___GradientMode.ValueType
+    newest_version: builtins.int
+    """of role learn, 0: none; the helper takes part from the next one on"""
+    lease_seconds: builtins.float
+    """a helper silent for longer is not waited for"""
+    fenced: builtins.bool
+    """a newer incarnation of this helper has taken over: stop"""
+    def __init__(
+        self,
+        *,
+        chief_incarnation: builtins.int = ...,
+        mode: global___GradientMode.ValueType = ...,
+        newest_version: builtins.int = ...,
+        lease_seconds: builtins.float = ...,
+        fenced: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["chief_incarnation", b"chief_incarnation", "fenced", b"fenced", "lease_seconds", b"lease_seconds", "mode", b"mode", "newest_version", b"newest_version"]) -> None: ...
+
+global___JoinResponse = JoinResponse
+
+@typing.final
+class LeaveRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PEER_FIELD_NUMBER: builtins.int
+    @property
+    def peer(self) -> shoal.v1.experience_pb2.Peer: ...
+    def __init__(
+        self,
+        *,
+        peer: shoal.v1.experience_pb2.Peer | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["peer", b"peer"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["peer", b"peer"]) -> None: ...
+
+global___LeaveRequest = LeaveRequest
+
+@typing.final
+class LeaveResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___LeaveResponse = LeaveResponse
 
 @typing.final
 class GradientSegment(google.protobuf.message.Message):
@@ -195,11 +298,11 @@ class PushRequest(google.protobuf.message.Message):
     sequence: builtins.int
     """of this incarnation"""
     base_version: builtins.int
-    """the parameters that the gradient was computed on"""
+    """of role learn: the parameters that the gradient was computed on"""
     chief_incarnation: builtins.int
     """that published them"""
     num_samples: builtins.int
-    """items behind the mean gradient: its weight in the average"""
+    """items behind the mean gradient: its weight in the average; 0 and no segments: abstains"""
     crc32c: builtins.int
     """CRC32C over each segment in order: the text "tensor:shape:codec:block_size:packing:scale_exponent:order" with
     decimal numbers, the shape's joined by "x" ("critics.0.weight:2x26x256:3:2048:2:-30:2"), then scales, then data.
@@ -237,6 +340,7 @@ class PushResponse(google.protobuf.message.Message):
     weight: builtins.float
     """with SCALED"""
     newest_version: builtins.int
+    """of role learn, 0: none is open"""
     def __init__(
         self,
         *,

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
+
+import numpy.typing as npt
 
 from services.actor.envs.factory import build_env
 from services.actor.evaluator.episodes import EpisodeStatistics, run_episodes
 from services.actor.parameter_client import ParameterClient
 from services.actor.seeds import SELECTION, env_seed
-from services.agent.algorithm import Policy
+from services.agent.algorithm import Observation, Policy
 from services.agent.registry import check_action, policy_class
 from services.common.config.run import RunConfig
+from services.common.heartbeat import Heartbeat, Pulse
 from services.common.lifecycle import Lifecycle
 from services.common.log import Log
 from services.common.metrics import Metrics
@@ -19,6 +23,7 @@ from services.common.parameter_set import ParameterSet
 from services.common.peer import Peer
 from services.common.rpc import Caller
 from services.common.schema import Schema
+from services.common.security.transport import ClientSecurity, client_security, server_security
 from services.common.service import main
 from shoal.v1 import experience_pb2, parameters_pb2, parameters_pb2_grpc
 
@@ -31,7 +36,8 @@ def run(config: RunConfig, lifecycle: Lifecycle, log: Log) -> None:
     """The evaluator's life: the newest version, judged whole, again and again."""
     os.nice(config.evaluator.nice)
     judge = Judge(config, lifecycle, log)
-    peer = Peer(config.run.name, experience_pb2.ROLE_EVALUATOR, "evaluator")
+    peer = Peer(config.run.name, experience_pb2.ROLE_EVALUATOR, "evaluator", lifecycle.incarnation)
+    security = client_security(config.security, config.learner.address)
     parameters = ParameterClient(
         config.learner.address,
         peer=peer,
@@ -39,11 +45,20 @@ def run(config: RunConfig, lifecycle: Lifecycle, log: Log) -> None:
         lifecycle=lifecycle,
         log=log,
         role=ROLES[config.evaluator.parameters],
+        security=security,
     )
-    reporter = Reporter(config, peer, lifecycle, log)
+    reporter = Reporter(config, peer, lifecycle, log, security)
+    rounds = 0
+
+    def pulse() -> Pulse:
+        waiting = parameters.waiting_for or reporter.waiting_for
+        return Pulse(rounds + judge.steps, waiting, f"{rounds} rounds")
+
+    Heartbeat(pulse, lifecycle, os.environ).start()
     try:
         judged_version = 0
         while not lifecycle.stopping.is_set():
+            rounds += 1
             manifest = parameters.fetch()
             newest = parameters.newest
             if newest is not None and newest.version != judged_version:
@@ -64,6 +79,7 @@ class Judge:
     def __init__(self, config: RunConfig, lifecycle: Lifecycle, log: Log) -> None:
         self._episodes, self._seed = config.evaluator.episodes, config.run.seed
         self._stopping = lifecycle.stopping
+        self.steps = 0  # of the environment, over all judgements
         lanes = min(self._episodes, MAX_LANES)
         self._env = build_env(config.env.factory, config.env.kwargs, lanes, self._seed_of_round(0))
         schema = Schema(tuple(self._env.observation_spec), self._env.action_spec)
@@ -79,9 +95,14 @@ class Judge:
         Raises:
             Stopped: the process is to end.
         """
+
+        def act(observation: Observation) -> npt.NDArray[Any]:
+            self.steps += 1
+            return self._policy.act_greedily(judged.parameters, observation)
+
         return run_episodes(
             self._env,
-            lambda observation: self._policy.act_greedily(judged.parameters, observation),
+            act,
             episodes=self._episodes,
             seed_of_round=self._seed_of_round,
             stopping=self._stopping,
@@ -97,17 +118,25 @@ class Judge:
 class Reporter:
     """Tells the chief, and Prometheus, how good a version is."""
 
-    def __init__(self, config: RunConfig, peer: Peer, lifecycle: Lifecycle, log: Log) -> None:
+    def __init__(self, config: RunConfig, peer: Peer, lifecycle: Lifecycle, log: Log, security: ClientSecurity) -> None:
         self._peer, self._log = peer, log
-        self._caller = Caller("chief", config.learner.address, lifecycle.stopping, log)
+        self._caller = Caller("chief", config.learner.address, lifecycle.stopping, log, security=security)
         self._stub = parameters_pb2_grpc.ParameterServiceStub(self._caller.channel)
         self._metrics = Metrics("evaluator", config.run.name)
         self._success = self._metrics.gauge(
             "success_ratio", "Share of episodes with success at the last step; -1: not reported."
         )
         self._version = self._metrics.gauge("evaluated_version", "Version that was judged last.")
-        port = self._metrics.serve(config.evaluator.metrics_port, "evaluator.metrics_port")
+        host, wanted = config.metrics.host, config.evaluator.metrics_port
+        listening = server_security(config.security, f"{host}:{wanted}")
+        self._metrics.certificate(listening.certificate)
+        port = self._metrics.serve(wanted, "evaluator.metrics_port", host=host, security=listening)
         log.info("evaluator is ready", metrics_port=port)
+
+    @property
+    def waiting_for(self) -> str:
+        """One sentence while the chief does not answer; empty otherwise."""
+        return self._caller.waiting_for
 
     def report(self, judged: ParameterSet, statistics: EpisodeStatistics) -> None:
         """Send one judgement.

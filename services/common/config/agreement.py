@@ -20,6 +20,7 @@ def check_agreement(config: RunConfig) -> None:
     _check_ladder(config)
     _check_lane_groups(config)
     _check_ports(config)
+    _check_helpers(config)
     _check_sampler(config)
     _check_error_buffer(config)
     _check_average(config)
@@ -61,6 +62,7 @@ def _check_ports(config: RunConfig) -> None:
     ports = {
         "replay": (config.replay, config.replay.metrics_port),
         "learner": (config.learner, config.learner.metrics_port),
+        "helper": (config.helper, config.helper.metrics_port),
         "evaluator": (config.evaluator, config.evaluator.metrics_port),
         "actor": (config.actor, config.actor.metrics_port),
     }
@@ -73,6 +75,14 @@ def _check_ports(config: RunConfig) -> None:
                     f"{name}.metrics_port = {port} is the port of {key} = {address} too; give each its own, or set "
                     f"{name}.metrics_port to 0 for any free one"
                 )
+
+
+def _check_helpers(config: RunConfig) -> None:
+    if config.helper.count > config.gradients.max_helpers:
+        raise ValueError(
+            f"helper.count = {config.helper.count} is more than gradients.max_helpers = "
+            f"{config.gradients.max_helpers}, beyond which the chief refuses helpers; raise the second"
+        )
 
 
 def _check_capacity(config: RunConfig, capacity: int) -> None:

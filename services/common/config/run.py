@@ -9,6 +9,7 @@ from typing_extensions import Annotated, Literal
 
 from services.common.config.agreement import check_agreement
 from services.common.config.algorithms import DqnSettings, Section, Td3Settings
+from services.common.config.gradients import GradientsSection, HelperSection
 from services.common.config.replay import ReplaySection
 from services.common.config.security import SecuritySection
 from services.common.config.values import (
@@ -225,6 +226,8 @@ class RunConfig(Section):
     dqn: DqnSettings = Field(default_factory=DqnSettings)
     replay: ReplaySection = Field(default_factory=ReplaySection)
     learner: LearnerSection = Field(default_factory=LearnerSection)
+    helper: HelperSection = Field(default_factory=HelperSection)
+    gradients: GradientsSection = Field(default_factory=GradientsSection)
     actor: ActorSection = Field(default_factory=ActorSection)
     evaluator: EvaluatorSection = Field(default_factory=EvaluatorSection)
     report: ReportSection = Field(default_factory=ReportSection)

@@ -26,7 +26,9 @@ _ROLES: Dict[str, FrozenSet[str]] = {
     "/shoal.v1.ParameterService/Get": READERS,
     "/shoal.v1.ParameterService/ReportEvaluation": frozenset({"evaluator"}),
     "/shoal.v1.ParameterService/GetInfo": ALL,
+    "/shoal.v1.GradientService/Join": frozenset({"learner"}),
     "/shoal.v1.GradientService/Push": frozenset({"learner"}),
+    "/shoal.v1.GradientService/Leave": frozenset({"learner"}),
 }
 _PEERS: Dict[str, FrozenSet[int]] = {  # which roles of a Peer a token stands for
     "actor": frozenset({experience_pb2.ROLE_ACTOR}),

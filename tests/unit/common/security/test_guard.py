@@ -134,7 +134,9 @@ def test_a_token_opens_what_its_role_may_and_nothing_else(
             "ReplayService.UpdatePriorities",
             "ParameterService.GetManifest",
             "ParameterService.Get",
+            "GradientService.Join",
             "GradientService.Push",
+            "GradientService.Leave",
         ],
         "evaluator": ["ParameterService.GetManifest", "ParameterService.Get", "ParameterService.ReportEvaluation"],
         "operator": [
