@@ -12,10 +12,13 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
+from services.common.call_observer import Observe
 from services.common.errors import UserError
 from services.common.metrics_server import MetricsServer
 from services.common.security.certificates import expires_at
 from services.common.security.transport import LISTEN_IN_THE_CLEAR, ServerSecurity
+
+CALL_BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
 def _expires(file: Path) -> float:
@@ -89,6 +92,28 @@ class Metrics:
             registry=self.registry,
         )
         return lambda reason: counter.labels(self._run, reason).inc()
+
+    def calls(self) -> Observe:
+        """What counts calls to the service, and how long they took."""
+        counter: Counter = Counter(
+            self._prefix + "calls_total",
+            "gRPC calls that ended, by method and status code.",
+            ["run", "method", "code"],
+            registry=self.registry,
+        )
+        seconds = Histogram(
+            self._prefix + "call_seconds",
+            "How long gRPC calls took in the service, waits that they asked for included.",
+            ["run", "method"],
+            registry=self.registry,
+            buckets=CALL_BUCKETS,
+        )
+
+        def observe(method: str, code: str, took_s: float) -> None:
+            counter.labels(self._run, method, code).inc()
+            seconds.labels(self._run, method).observe(took_s)
+
+        return observe
 
     def certificate(self, file: Optional[Path]) -> None:
         """Show when the certificate that the service listens with ends, read anew at each scrape."""

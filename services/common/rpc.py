@@ -13,6 +13,7 @@ from typing import Any, Callable, List, Optional, Tuple, TypeVar
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from services.common.call_observer import CallObserver, Observe
 from services.common.errors import UserError
 from services.common.log import Log
 from services.common.security.transport import CALL_IN_THE_CLEAR, LISTEN_IN_THE_CLEAR, ClientSecurity, ServerSecurity
@@ -191,6 +192,7 @@ class Server:
         max_calls: int = 0,
         security: ServerSecurity = LISTEN_IN_THE_CLEAR,
         on_rejected: Callable[[str], None] = _say_nothing,
+        observe: Optional[Observe] = None,
     ) -> None:
         """Bind `address`; port 0 takes any free one.
 
@@ -202,6 +204,7 @@ class Server:
             option_name: what the user would change, named in the error.
             security: certificate and tokens.
             on_rejected: told why a call was rejected at the door, one word.
+            observe: told method, code and seconds of each call that ends.
 
         Raises:
             UserError: the port is taken, or the address cannot be bound.
@@ -211,7 +214,10 @@ class Server:
             self._pool,
             options=SERVER_OPTIONS,
             maximum_concurrent_rpcs=max_calls or 4 * max_workers,
-            interceptors=security.interceptors(on_rejected),
+            interceptors=[
+                *([CallObserver(observe)] if observe else []),  # outermost: it sees what the guard rejects too
+                *security.interceptors(on_rejected),
+            ],
         )
         self._health = health.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

@@ -178,6 +178,7 @@ class Chief:
             option_name="learner.listen" if settings.listen else "learner.address",
             security=security,
             on_rejected=self._metrics.rejected_calls(),
+            observe=self._metrics.calls(),
         )
         self._server.add(add_to_server, self._servicer)
         self._server.add(gradients_pb2_grpc.add_GradientServiceServicer_to_server, self._collaboration.servicer)

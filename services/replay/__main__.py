@@ -63,6 +63,7 @@ def run(config: RunConfig, lifecycle: Lifecycle, log: Log) -> None:
         option_name="replay.listen" if replay.listen else "replay.addresses",
         security=security,
         on_rejected=metrics.rejected_calls(),
+        observe=metrics.calls(),
     )
     server.add(add_to_server, servicer)
     metrics.registry.register(TableCollector(config.run.name, lambda: servicer.table, dump))
