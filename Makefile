@@ -26,7 +26,7 @@ $(VENV)/.installed: pyproject.toml deploy/make/check_python.sh
 	@bash deploy/make/check_python.sh "$(PYTHON)"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade-strategy only-if-needed "$(TORCH_SPEC)" $(TORCH_INDEX)
-	$(BIN)/pip install --quiet -e ".[replay,learner,sim,report,dev]"
+	$(BIN)/pip install --quiet -e ".[replay,learner,sim,report,dev,bench]"
 	@touch $@
 
 # --- use -------------------------------------------------------------------------------------------------------------
@@ -37,11 +37,15 @@ run: install  ## train the default arm on this machine; RUN_FILE=… and ARGS="-
 # --- tests -----------------------------------------------------------------------------------------------------------
 .PHONY: test
 test: install  ## unit and integration tests
-	$(BIN)/python -m pytest -m "not e2e" $(ARGS)
+	$(BIN)/python -m pytest -m "not e2e and not deploy" $(ARGS)
 
 .PHONY: e2e
 e2e: install  ## real processes: training runs, kill -9 of each service
 	$(BIN)/python -m pytest -m e2e tests/e2e $(ARGS)
+
+.PHONY: deploy-test
+deploy-test: install  ## machines with a real systemd, installed from the wheel (root; minutes)
+	$(BIN)/python -m pytest -m deploy tests/deploy $(ARGS)
 
 .PHONY: test38
 test38:  ## the 3.8 job: common and actor without torch, in a venv of Python 3.8
@@ -55,6 +59,31 @@ test-replay:  ## the replay in a venv without torch
 .PHONY: bench-replay
 bench-replay: install  ## the replay beside Reverb, cpprb, TorchRL; ARGS=--quick for two minutes, --help for more
 	bash deploy/make/bench_replay.sh $(BIN)/python --docs docs/benchmarks.md $(ARGS)
+
+.PHONY: bench-learner
+bench-learner: install  ## updates a second fed by the replay, against batches in memory; ARGS=--quick for a minute
+	$(BIN)/python -m bench.learner --docs docs/benchmarks.md $(ARGS)
+
+.PHONY: bench-parameters
+bench-parameters: install  ## publish to swap with 1, 16, 128 readers; ARGS=--quick for two minutes
+	$(BIN)/python -m bench.parameters --docs docs/benchmarks.md $(ARGS)
+
+.PHONY: bench-gradients
+bench-gradients: install  ## gradients on the wire beside hivemind and DDP; ARGS=--quick for half a minute
+	bash deploy/make/bench_gradients.sh $(BIN)/python "$(TORCH_SPEC) $(TORCH_INDEX)" --docs docs/benchmarks.md $(ARGS)
+
+.PHONY: bench-actor
+bench-actor: install  ## the actor beside its bare loop, at 4,096 lanes, by the dozen; ARGS=--quick for three minutes
+	$(BIN)/python -m bench.actor --docs docs/benchmarks.md $(ARGS)
+
+.PHONY: bench-lockstep
+bench-lockstep: install  ## asynchronous training beside lockstep, five seeds each: twenty minutes of a quiet machine
+	$(BIN)/python -m bench.lockstep $(ARGS)
+
+# --- release ---------------------------------------------------------------------------------------------------------
+.PHONY: dist
+dist:  ## build dist/shoal-VERSION.tar.gz and the wheel, and try the wheel in a venv of its own
+	bash deploy/make/dist.sh "$(PYTHON)"
 
 # --- checks ----------------------------------------------------------------------------------------------------------
 .PHONY: check

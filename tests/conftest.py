@@ -6,6 +6,7 @@ import socket
 import time
 from typing import Any, Callable, Iterator, List
 
+import hypothesis
 import pytest
 
 from services.common.lifecycle import Lifecycle
@@ -14,6 +15,10 @@ from tests.fakes import FakeClock, FakeLog
 
 Serve = Callable[[Any, Any], str]
 Eventually = Callable[[Callable[[], Any]], None]
+
+# An example that is slow because the machine is busy proves nothing; a hang meets pytest's timeout.
+hypothesis.settings.register_profile("shoal", deadline=None)
+hypothesis.settings.load_profile("shoal")
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import google_crc32c
 import grpc
@@ -13,11 +13,13 @@ import safetensors.numpy
 
 from services.actor.envs.contract import AutoReset, EnvStep
 from services.agent.algorithm import Decision, Update
+from services.agent.normalizer import Normalizer
 from services.common.batch import Batch
 from services.common.chunk import TERMINATED, TRUNCATED, VALID, Chunk, FinalObservations
-from services.common.codec import decode_batch, encode_chunk, encode_schema
+from services.common.codec import encode_chunk, encode_schema
 from services.common.peer import PROTOCOL_VERSION, Peer
 from services.common.rpc import call_once
+from services.common.sample_codec import decode_batch
 from services.common.schema import ActionSpec, Schema, TensorSpec
 from shoal.v1 import experience_pb2, parameters_pb2, parameters_pb2_grpc, replay_pb2
 
@@ -139,9 +141,9 @@ class FakeEnv:
         return dict(buffer)
 
 
-def make_env(num_lanes: int, seed: int, *, episode_steps: int = 3) -> FakeEnv:
+def make_env(num_lanes: int, seed: int, *, episode_steps: int = 3, autoreset: str = "same_step") -> FakeEnv:
     """As a run file names it: `tests.fakes:make_env`."""
-    return FakeEnv(num_lanes, episode_steps=episode_steps)
+    return FakeEnv(num_lanes, episode_steps=episode_steps, autoreset=AutoReset(autoreset))
 
 
 class FakePolicy:
@@ -149,6 +151,7 @@ class FakePolicy:
 
     def __init__(self) -> None:
         self.seen: List[Any] = []
+        self.annealed: List[int] = []
 
     def act(self, parameters: Mapping[str, Any], observation: Mapping[str, Any], rng: Any) -> Decision:
         assert isinstance(rng, np.random.Generator)
@@ -163,6 +166,9 @@ class FakePolicy:
         assert set(parameters) == {"policy.bias"}
         return 20 + self._steps(observation)
 
+    def anneal(self, updates: int) -> None:
+        self.annealed.append(updates)
+
     def exploration(self) -> Any:
         return np.zeros(2, np.float32)
 
@@ -175,12 +181,25 @@ class FakePolicy:
         return observation["policy"][:, 0].astype(np.float32)
 
 
+class FakeStaleness:
+    """Leaves weights alone, and finds the batches `stale` too old."""
+
+    def __init__(self, stale: Sequence[int] = ()) -> None:
+        self.seen: List[Tuple[int, int]] = []
+        self._stale = stale
+
+    def weigh(self, drawn: Any, updates: int, weights: Any) -> Any:
+        self.seen.append((drawn.table_id, updates))
+        return np.zeros_like(weights) if drawn.table_id in self._stale else weights
+
+
 class FakeLearner:
     """Counts updates; its parameter is their number, its TD errors are the keys."""
 
     def __init__(self, on_update: Callable[[int], None] = lambda _number: None) -> None:
         self.updates = 0
         self.weights: List[Any] = []
+        self.normalizer = Normalizer(SCHEMA, observations=False, reward_scale=1.0)
         self._on_update = on_update
 
     def update(self, batch: Batch, importance_weights: Any) -> Update:
@@ -195,7 +214,7 @@ class FakeLearner:
     def acting_parameters(self) -> Dict[str, Any]:
         return {"policy.bias": np.full(1, self.updates, np.float32)}
 
-    def state(self) -> Dict[str, Any]:
+    def state(self, into: Optional[Mapping[str, Any]] = None) -> Dict[str, Any]:
         return {"updates": np.array(self.updates)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -214,6 +233,7 @@ class FakeChief(parameters_pb2_grpc.ParameterServiceServicer):
         self.lock = threading.Lock()
         self.version = 0
         self.data = b""
+        self.ask_again_s = 0.0
 
     def publish(self, version: int, bias: float, size: int = 1) -> None:
         with self.lock:
@@ -221,33 +241,46 @@ class FakeChief(parameters_pb2_grpc.ParameterServiceServicer):
             self.data = safetensors.numpy.save({"policy.bias": np.full(size, bias, np.float32)})
 
     def GetManifest(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
-        self._check(request.peer)
-        assert request.running_version == request.newer_than
-        assert bool(request.running_digest) == bool(request.running_version)
-        with self.lock:
-            self.manifests += 1
-            answer = parameters_pb2.GetManifestResponse(
-                run_state=self.run_state, chief_incarnation=1, actor_index=3, num_actors=8
-            )
-            if self.version > request.newer_than:
-                answer.available = True
-                answer.version, answer.updates, answer.size_bytes = self.version, 10 * self.version, len(self.data)
-                answer.digest = hashlib.blake2b(self.data, digest_size=16).hexdigest()
-                if self.digest_faults:
-                    self.digest_faults -= 1
-                    answer.digest = "0" * 32
-        return answer
+        raise AssertionError("a reader asks for manifest and set at once")
 
     def Get(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
         self._check(request.peer)
+        assert request.role == parameters_pb2.PARAMETER_ROLE_ACT
         with self.lock:
+            answer = parameters_pb2.GetParametersResponse()
+            if request.version == 0:
+                answer.manifest.CopyFrom(self._manifest(request))
+                if not answer.manifest.available:
+                    return answer
             self.gets += 1
             fault = self.faults.pop(0) if self.faults else ""
-            if request.version != self.version or fault == "superseded":
+            if request.version not in (0, self.version) or fault == "superseded":
                 return parameters_pb2.GetParametersResponse(superseded=True)
-            part = self.data[request.offset_bytes : request.offset_bytes + request.max_bytes]
-        crc = google_crc32c.value(part)
-        return parameters_pb2.GetParametersResponse(data=part, crc32c=crc ^ 1 if fault == "damaged" else crc)
+            answer.data = self.data[request.offset_bytes : request.offset_bytes + request.max_bytes]
+        answer.crc32c = google_crc32c.value(answer.data)
+        if fault == "damaged":
+            answer.crc32c ^= 1
+        return answer
+
+    def _manifest(self, request: Any) -> Any:
+        assert request.running_version == request.newer_than
+        assert bool(request.running_digest) == bool(request.running_version)
+        self.manifests += 1
+        answer = parameters_pb2.GetManifestResponse(
+            run_state=self.run_state,
+            chief_incarnation=1,
+            actor_index=3,
+            num_actors=8,
+            ask_again_seconds=self.ask_again_s,
+        )
+        if self.version > request.newer_than:
+            answer.available = True
+            answer.version, answer.updates, answer.size_bytes = self.version, 10 * self.version, len(self.data)
+            answer.digest = hashlib.blake2b(self.data, digest_size=16).hexdigest()
+            if self.digest_faults:
+                self.digest_faults -= 1
+                answer.digest = "0" * 32
+        return answer
 
     def ReportEvaluation(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
         raise AssertionError("an actor reports no evaluation")
@@ -289,7 +322,8 @@ class ReplayPeers:
     def draw(self, batches: int = 1, size: int = 16) -> List[Any]:
         response = self.sample(batches, size)
         assert response.status == replay_pb2.SAMPLE_STATUS_OK, response.reason
-        return [decode_batch(message, response.num_items) for message in response.batches]
+        whole = decode_batch(response.items.SerializeToString(), response.num_items)
+        return whole.split(size)
 
     def update(self, keys: Any, td_error: Any) -> Any:
         """The result, with the outcome of each."""

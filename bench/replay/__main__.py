@@ -46,6 +46,7 @@ def plans(name: str) -> Plan:
             limits={
                 "beside": {"capacity": 50_000, "num_rounds": 3, "seconds": 0.8},
                 "age": {"capacity": 50_000, "num_rounds": 5, "inserts": 40},
+                "snapshot": {"capacity": 50_000, "num_rounds": 5},
             },
         )
     return Plan(
@@ -57,6 +58,7 @@ def plans(name: str) -> Plan:
         limits={
             "beside": {"capacity": 1_000_000, "num_rounds": 7, "seconds": 1.5},
             "age": {"capacity": 200_000, "num_rounds": 10, "inserts": 100},
+            "snapshot": {"capacity": 1_000_000, "num_rounds": 8},
         },
     )
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-import time
 from typing import Any, Dict
 
 import numpy as np
 
 from bench.replay.memory import resident_bytes
-from bench.replay.protocol import Timing, serve
+from bench.replay.protocol import Timing, serve, time_inserts, time_round
 from bench.replay.workload import ACTION_SIZE, IMPORTANCE_EXPONENT, PRIORITY_EXPONENT, Workload, take
 
 FILL_BATCH = 4096
@@ -44,21 +43,10 @@ class CpprbCase:
         return {"filled": self._buffer.get_stored_size(), "stored_bytes": heap}
 
     def insert(self, batch: int, count: int, variant: str) -> Timing:  # noqa: ARG002 (there is one way)
-        for _ in range(3):
-            self._add(batch)
-        rounds = -(-count // batch)
-        began = time.perf_counter()
-        for _ in range(rounds):
-            self._add(batch)
-        return Timing(rounds * batch, time.perf_counter() - began)
+        return time_inserts(lambda: self._add(batch), batch, count)
 
     def sample(self, batch: int, count: int, variant: str) -> Timing:  # noqa: ARG002
-        for _ in range(3):
-            self._draw(batch)
-        began = time.perf_counter()
-        for _ in range(count):
-            self._draw(batch)
-        return Timing(count, time.perf_counter() - began)
+        return time_round(lambda: self._draw(batch), count)
 
     def close(self) -> None:
         del self._buffer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 import traceback
 from dataclasses import asdict, dataclass
 from typing import Any, Callable, Dict, Mapping, Protocol
@@ -18,6 +19,28 @@ class Timing:
 
     count: int  # steps inserted, or batches drawn and given priorities
     seconds: float  # by time.perf_counter, as in every case
+
+
+def time_round(operation: Callable[[], None], count: int, warm_up: int = 3) -> Timing:
+    """Time an operation that is done `count` times: drawing a batch and giving it priorities, say.
+
+    Args:
+        operation: does it once.
+        count: how often.
+        warm_up: times before that: more than what is fetched ahead, which is from between the rounds.
+    """
+    for _ in range(warm_up):
+        operation()
+    began = time.perf_counter()
+    for _ in range(count):
+        operation()
+    return Timing(count, time.perf_counter() - began)
+
+
+def time_inserts(insert: Callable[[], None], batch: int, count: int) -> Timing:
+    """Time inserts of `batch` steps each, of at least `count` steps together."""
+    timing = time_round(insert, -(-count // batch))
+    return Timing(timing.count * batch, timing.seconds)
 
 
 class Case(Protocol):

@@ -14,7 +14,7 @@ from typing import Any, Dict, Iterator, List, Tuple
 import numpy as np
 
 from bench.replay.memory import resident_bytes
-from bench.replay.protocol import Timing, serve
+from bench.replay.protocol import Timing, serve, time_round
 from bench.replay.reverb_server import RING, SCRATCH
 from bench.replay.workload import Workload
 
@@ -62,12 +62,7 @@ class ReverbCase:
             kind, in_flight, workers = variant.split()
             self._datasets[key] = self._dataset(kind, batch, int(in_flight), int(workers))
         batches = self._datasets[key]
-        for _ in range(max(6, 4096 // batch)):  # what was fetched ahead between the rounds is used up
-            self._draw(batches, batch)
-        began = time.perf_counter()
-        for _ in range(count):
-            self._draw(batches, batch)
-        return Timing(count, time.perf_counter() - began)
+        return time_round(lambda: self._draw(batches, batch), count, warm_up=max(6, 4096 // batch))
 
     def close(self) -> None:
         self._datasets.clear()

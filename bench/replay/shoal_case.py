@@ -12,10 +12,11 @@ import numpy as np
 
 from bench.replay.experience import ChunkStream, schema_of
 from bench.replay.memory import resident_bytes
-from bench.replay.protocol import Timing, serve
+from bench.replay.protocol import Timing, serve, time_round
 from bench.replay.shoal_server import RUN_ID, ShoalServer
 from bench.replay.workload import IMPORTANCE_EXPONENT, Workload
 from services.actor.chunk_sender import ChunkSender
+from services.common.config.run import LearnerSection
 from services.common.lifecycle import Lifecycle
 from services.common.log import make_log
 from services.common.peer import Peer
@@ -24,6 +25,8 @@ from services.learner.importance import importance_weights
 from services.learner.replay_client import DrawnBatch, ReplayClient
 from shoal.v1 import experience_pb2
 
+DEFAULTS = LearnerSection()
+AHEAD = DEFAULTS.batches_per_sample * DEFAULTS.samples_in_flight  # batches that are drawn ahead at most
 BUFFER_CHUNKS = 4
 FILL_CHUNK = {"small": 8192, "large": 512}
 
@@ -68,11 +71,9 @@ class Inserter:
 
 
 class ShoalCase:
-    """The attributes and `server_flags` are what a case with another way to draw overrides."""
+    """Drawn from with the product's defaults; `transport` and `server_flags` are what another way to draw overrides."""
 
     transport = "grpc"
-    batches_per_sample = 4  # that share the cost of a call; of images the client asks for fewer
-    samples_in_flight = 2
 
     @property
     def server_flags(self) -> Tuple[str, ...]:
@@ -81,7 +82,7 @@ class ShoalCase:
     def open(self, load: Workload) -> Dict[str, Any]:
         self._load, self._schema = load, schema_of(load)
         self._lifecycle = Lifecycle()
-        self._server = ShoalServer(load, batches_per_sample=self.batches_per_sample, flags=self.server_flags)
+        self._server = ShoalServer(load, flags=self.server_flags)
         self._inserters: Dict[int, Inserter] = {}
         self._clients: Dict[int, ReplayClient] = {}
         self._td_error = np.random.default_rng(2).random(4096, np.float32)
@@ -105,12 +106,7 @@ class ShoalCase:
 
     def sample(self, batch: int, count: int, variant: str) -> Timing:  # noqa: ARG002
         client = self._client(batch)
-        for _ in range(4 * self.batches_per_sample):  # what was drawn ahead between the rounds is used up
-            self._draw(client)
-        began = time.perf_counter()
-        for _ in range(count):
-            self._draw(client)
-        return Timing(count, time.perf_counter() - began)
+        return time_round(lambda: self._draw(client), count, warm_up=2 * AHEAD)
 
     def close(self) -> None:
         self._lifecycle.stop("the benchmark is over")
@@ -127,8 +123,8 @@ class ShoalCase:
             self._server.address,
             peer=Peer(RUN_ID, experience_pb2.ROLE_LEARNER, f"learner-of-{batch}"),
             batch_size=batch,
-            batches_per_sample=self.batches_per_sample,
-            samples_in_flight=self.samples_in_flight,
+            batches_per_sample=DEFAULTS.batches_per_sample,
+            samples_in_flight=DEFAULTS.samples_in_flight,
             transport=self.transport,
             rng=np.random.default_rng(0),
             newest=lambda: (1, 1),

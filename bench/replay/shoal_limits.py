@@ -1,10 +1,12 @@
-"""What shoal's replay does under other traffic and with age: latencies beside writers, after many laps, and memory."""
+"""What shoal's replay does under other traffic and with age: latencies beside writers and snapshots, laps, memory."""
 
 from __future__ import annotations
 
+import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from typing import Dict, List
@@ -16,7 +18,7 @@ from bench.replay.memory import resident_bytes
 from bench.replay.protocol import serve_calls
 from bench.replay.shoal_server import RUN_ID, ShoalServer
 from bench.replay.workload import Workload, workload
-from services.common.codec import decode_batch, encode_chunk, encode_schema
+from services.common.codec import encode_chunk, encode_schema
 from services.common.peer import Peer
 from services.common.rpc import connect
 from shoal.v1 import experience_pb2, replay_pb2, replay_pb2_grpc
@@ -82,7 +84,7 @@ class DirectSampler:
                 transport=replay_pb2.TRANSPORT_GRPC,
             )
             response = self._stub.Sample(request, timeout=CALL_TIMEOUT_S)
-            keys = decode_batch(response.batches[0], response.num_items).keys
+            keys = np.frombuffer(response.items.keys, np.int64)
             taken.append(time.perf_counter() - began)
             priorities = replay_pb2.PriorityUpdates(
                 table_id=response.table_id, keys=keys.tobytes(), td_error=self._td_error.tobytes()
@@ -128,7 +130,7 @@ def beside(capacity: int, num_rounds: int, seconds: float) -> Dict[str, float]:
     chunks of 1,000 steps a second each, the light clients one of 160.
     """
     load = workload("small", capacity)
-    server = ShoalServer(load, batches_per_sample=1)
+    server = ShoalServer(load)
     DirectWriter(load, server.address, 4096).insert(-(-capacity // 4096))
     writers = _Crowd.start("writer", server.address, 2)
     light = _Crowd.start("light", server.address, 1, "--writers", "64", "--chunk-steps", "160", "--chunks-per-s", "1")
@@ -158,7 +160,7 @@ def age(capacity: int, num_rounds: int, inserts: int) -> Dict[str, float]:
     The rounds alternate between the two servers. The heap is that of the one that grew old.
     """
     load = workload("small", capacity)
-    young, old = ShoalServer(load, batches_per_sample=1), ShoalServer(load, batches_per_sample=1)
+    young, old = ShoalServer(load), ShoalServer(load)
     lap = -(-capacity // 4096)
     DirectWriter(load, young.address, 4096).insert(lap)
     elder = DirectWriter(load, old.address, 4096)
@@ -182,6 +184,38 @@ def age(capacity: int, num_rounds: int, inserts: int) -> Dict[str, float]:
     return {**_percentiles(taken), **memory}
 
 
+def snapshot(capacity: int, num_rounds: int) -> Dict[str, float]:
+    """p50 and p99 of inserts of 1,000 steps while snapshots of a full mapped ring are taken, and quiet.
+
+    A round is one snapshot, and as many inserts before it as came while it lasted.
+    """
+    load = workload("small", capacity)
+    taken: Dict[str, List[List[float]]] = {"insert_quiet": [], "insert_snapshot": []}
+    with tempfile.TemporaryDirectory(prefix="shoal-bench-snapshot-") as data:
+        server = ShoalServer(load, flags=("--replay.data_dir", f"{data}/rings"))
+        DirectWriter(load, server.address, 4096).insert(-(-capacity // 4096))
+        writer = DirectWriter(load, server.address, CHUNK)
+        writer.insert(20)
+        stub = replay_pb2_grpc.ReplayServiceStub(connect(server.address))
+        peer = Peer(RUN_ID, experience_pb2.ROLE_OPERATOR, "operator").to_proto()
+        count = 100
+        for number in range(num_rounds):
+            copy = f"{data}/copy-{number}"
+            quiet = writer.insert(count)
+            under_way = stub.Snapshot.future(replay_pb2.SnapshotRequest(peer=peer, folder=copy), timeout=60.0)
+            beside: List[float] = []
+            while not under_way.done():
+                beside += writer.insert(1)
+            under_way.result()
+            shutil.rmtree(copy)
+            if number:  # the first says how many there are in one
+                taken["insert_quiet"].append(quiet)
+                taken["insert_snapshot"].append(beside)
+            count = len(beside)
+        server.stop()
+    return _percentiles(taken)
+
+
 def _percentiles(taken: Dict[str, List[List[float]]]) -> Dict[str, float]:
     """Median over the rounds of each round's percentile: one hiccup of the machine spoils one round."""
     return {
@@ -192,4 +226,4 @@ def _percentiles(taken: Dict[str, List[List[float]]]) -> Dict[str, float]:
 
 
 if __name__ == "__main__":
-    sys.exit(serve_calls({"beside": beside, "age": age}))
+    sys.exit(serve_calls({"beside": beside, "age": age, "snapshot": snapshot}))

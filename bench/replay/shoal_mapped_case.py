@@ -15,9 +15,6 @@ class ShoalMappedCase(ShoalCase):
     """A ring on disk; inserts go as over gRPC, since actors never write to it themselves."""
 
     transport = "mapped"
-    # A call brings keys alone, so that more share its cost; one more in flight gathers while others wait for theirs.
-    batches_per_sample = 8
-    samples_in_flight = 3
 
     def open(self, load: Workload) -> Dict[str, Any]:
         self._data = tempfile.TemporaryDirectory(prefix="shoal-bench-ring-")

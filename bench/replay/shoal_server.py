@@ -23,7 +23,7 @@ START_TIMEOUT_S = 30.0
 class ShoalServer:
     """`python -m services.replay` with the allocation variables of `shoal up`; ends with this process at the latest."""
 
-    def __init__(self, load: Workload, *, batches_per_sample: int, flags: Sequence[str] = ()) -> None:
+    def __init__(self, load: Workload, *, flags: Sequence[str] = ()) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="shoal-bench-")
         file = Path(self._folder.name) / "bench.toml"
         settings = {
@@ -34,7 +34,7 @@ class ShoalServer:
                 "priority_exponent": PRIORITY_EXPONENT,
                 "min_size_to_sample": 512,
             },
-            "learner": {"batch_size": min(4096, load.capacity // 2), "batches_per_sample": batches_per_sample},
+            "learner": {"batch_size": min(4096, load.capacity // 2)},
         }
         file.write_text(tomli_w.dumps(settings), encoding="utf-8")
         read, self._lifeline = os.pipe()

@@ -9,7 +9,7 @@ from typing import Any, Dict
 import numpy as np
 
 from bench.replay.experience import ChunkStream, schema_of
-from bench.replay.protocol import Timing, serve
+from bench.replay.protocol import Timing, serve, time_inserts, time_round
 from bench.replay.shoal_case import FILL_CHUNK
 from bench.replay.shoal_server import N_STEP
 from bench.replay.workload import IMPORTANCE_EXPONENT, PRIORITY_EXPONENT, Workload
@@ -48,20 +48,10 @@ class ShoalTableCase:
         return {"filled": load.capacity}
 
     def insert(self, batch: int, count: int, variant: str) -> Timing:  # noqa: ARG002 (there is one way)
-        self._insert(batch)
-        rounds = -(-count // batch)
-        began = time.perf_counter()
-        for _ in range(rounds):
-            self._insert(batch)
-        return Timing(rounds * batch, time.perf_counter() - began)
+        return time_inserts(lambda: self._insert(batch), batch, count)
 
     def sample(self, batch: int, count: int, variant: str) -> Timing:  # noqa: ARG002
-        for _ in range(3):
-            self._draw(batch)
-        began = time.perf_counter()
-        for _ in range(count):
-            self._draw(batch)
-        return Timing(count, time.perf_counter() - began)
+        return time_round(lambda: self._draw(batch), count)
 
     def close(self) -> None:
         self._streams.clear()

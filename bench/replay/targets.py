@@ -96,6 +96,11 @@ def limit_verdicts(limits: Mapping[str, float]) -> List[Verdict]:
         at_most("p50 of an insert after 50 x capacity, over 1 x", ratio("insert_50x_p50_ms", "insert_1x_p50_ms"), 1.10),
         at_most("p99 of an insert after 50 x capacity, over 1 x", ratio("insert_50x_p99_ms", "insert_1x_p99_ms"), 1.5),
         at_most(
+            "p99 of an insert during a snapshot, over quiet",
+            ratio("insert_snapshot_p99_ms", "insert_quiet_p99_ms"),
+            2.0,
+        ),
+        at_most(
             "bytes of a small transition, over the same with both observations kept",
             ratio("bytes_per_transition", "bytes_with_both_observations"),
             0.85,

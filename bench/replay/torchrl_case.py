@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import importlib
 import sys
-import time
 from typing import Any, Dict
 
-from bench.replay.protocol import Timing, serve
+from bench.replay.protocol import Timing, serve, time_inserts, time_round
 from bench.replay.workload import IMPORTANCE_EXPONENT, PRIORITY_EXPONENT, Workload, take
 
 FILL_BATCH = 4096
@@ -34,20 +33,10 @@ class TorchrlCase:
         return {"filled": len(self._buffer)}
 
     def insert(self, batch: int, count: int, variant: str) -> Timing:  # noqa: ARG002 (there is one way)
-        self._add(batch)
-        rounds = -(-count // batch)
-        began = time.perf_counter()
-        for _ in range(rounds):
-            self._add(batch)
-        return Timing(rounds * batch, time.perf_counter() - began)
+        return time_inserts(lambda: self._add(batch), batch, count)
 
     def sample(self, batch: int, count: int, variant: str) -> Timing:  # noqa: ARG002
-        for _ in range(3):
-            self._draw(batch)
-        began = time.perf_counter()
-        for _ in range(count):
-            self._draw(batch)
-        return Timing(count, time.perf_counter() - began)
+        return time_round(lambda: self._draw(batch), count)
 
     def close(self) -> None:
         del self._buffer

@@ -1,4 +1,4 @@
-"""Sends chunks to the replay, one in flight, from a bounded buffer; every wait has a reason."""
+"""Sends an actor's chunks to the replay, one in flight, from a bounded buffer; every wait has a reason."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from services.common.peer import Peer
 from services.common.round_trip import RoundTrips
 from services.common.rpc import Caller, Refused, Stopped, Unavailable, call_once
 from services.common.schema import Schema
+from services.common.security.transport import CALL_IN_THE_CLEAR, ClientSecurity
 from shoal.v1 import experience_pb2, replay_pb2, replay_pb2_grpc
 
 INSERT_WAIT_S = 2.0  # how long the replay may hold an Insert before it answers BLOCKED
@@ -28,18 +29,22 @@ class _Queued:
     """A chunk packed, checksum and all; what only the send knows is written over at the send."""
 
     request: replay_pb2.InsertRequest
+    lane_group: int
     num_valid: int
     since: float
 
     @classmethod
-    def of(cls, chunk: Chunk, peer: experience_pb2.Peer) -> _Queued:
+    def of(cls, chunk: Chunk, peer: experience_pb2.Peer, codec: str) -> _Queued:
         request = replay_pb2.InsertRequest(peer=peer)
-        fill_chunk(request.chunk, chunk)
-        return cls(request, chunk.num_valid, 0.0)
+        fill_chunk(request.chunk, chunk, codec)
+        return cls(request, chunk.lane_group, chunk.num_valid, 0.0)
 
 
 class ChunkSender:
-    """A bounded buffer with a thread behind it. `put` is called by the acting loop alone."""
+    """A bounded buffer with a thread behind it, for all lane groups of an actor.
+
+    One chunk of the whole actor is in flight, so that its counters and what is acknowledged always add up.
+    """
 
     def __init__(
         self,
@@ -52,6 +57,10 @@ class ChunkSender:
         on_version: Callable[[int], None],
         stopping: threading.Event,
         log: Log,
+        codec: str = "none",
+        on_drop: Callable[[str, int], None] = lambda _reason, _steps: None,
+        on_acknowledged: Callable[[float], None] = lambda _seconds: None,
+        security: ClientSecurity = CALL_IN_THE_CLEAR,
     ) -> None:
         """Prepare; `run` is the thread.
 
@@ -64,8 +73,12 @@ class ChunkSender:
             on_version: told the chief's newest version with each acknowledgement.
             stopping: ends the waits; `run` then delivers what it can.
             log: where waits are said.
+            codec: "none", "lz4" or "zstd": how images are packed.
+            on_drop: told the reason and the number of steps that will not be delivered.
+            on_acknowledged: told the seconds from the first send of a chunk to its acknowledgement.
+            security: certificates and token.
         """
-        self._caller = Caller("replay", address, stopping, log)
+        self._caller = Caller("replay", address, stopping, log, security=security)
         self._stub = replay_pb2_grpc.ReplayServiceStub(self._caller.channel)
         self._peer = peer.to_proto(schema.digest)
         self._schema = schema
@@ -79,7 +92,10 @@ class ChunkSender:
         self._changed = threading.Condition()
         self._closed = False
         self._ended = False  # nothing is delivered any more
-        self._sequence = 0
+        self._codec = codec
+        self._on_drop = on_drop
+        self._on_acknowledged = on_acknowledged
+        self._sequences: Dict[int, int] = {}  # by lane group: the next
         self._produced = 0
         self._trips = RoundTrips()
         self._dropped: Dict[str, int] = {}
@@ -90,6 +106,11 @@ class ChunkSender:
     def waiting_for(self) -> str:
         """One sentence while chunks cannot be delivered; empty otherwise."""
         return self._caller.waiting_for or self._blocked
+
+    @property
+    def unanswered(self) -> str:
+        """One sentence while the replay does not answer at all; who is held by its limiter, it tells itself."""
+        return self._caller.waiting_for
 
     @property
     def depth(self) -> int:
@@ -109,14 +130,17 @@ class ChunkSender:
         Raises:
             SchemaError: a column's dtype does not travel.
         """
-        queued = _Queued.of(chunk, self._peer)  # here and not at the send: the chunk before it is on its way meanwhile
+        queued = _Queued.of(
+            chunk, self._peer, self._codec
+        )  # here and not at the send: the chunk before it is on its way meanwhile
         with self._changed:
-            self._produced += queued.num_valid
             while len(self._queue) >= self._buffer_chunks and not self._ended:
                 if self._drop_oldest:
                     self._drop(self._queue.popleft(), "buffer_full")
                 else:
                     self._changed.wait(0.1)
+            # Not before: steps that are held back are in no buffer yet, and the counters must add up.
+            self._produced += queued.num_valid
             if self._ended:
                 self._drop(queued, "stopped")
                 return
@@ -157,12 +181,14 @@ class ChunkSender:
                 return
 
     def _deliver(self, queued: _Queued) -> None:
+        began_s = time.monotonic()
         while True:
             request = self._request(queued, INSERT_WAIT_S)
             sent_s = time.monotonic()
             response = self._caller.call(self._stub.Insert, request, timeout_s=INSERT_WAIT_S + CALL_MARGIN_S)
             self._trips.note(time.monotonic() - sent_s, response.held_seconds)
             if self._settled(response, queued):
+                self._on_acknowledged(time.monotonic() - began_s)
                 return
             if self._stopping.wait(response.retry_after_seconds):
                 raise Stopped
@@ -172,7 +198,7 @@ class ChunkSender:
         status = response.status
         self._on_version(response.newest_version)
         if status in (replay_pb2.INSERT_STATUS_APPLIED, replay_pb2.INSERT_STATUS_DUPLICATE):
-            self._sequence += 1
+            self._sequences[queued.lane_group] = self._sequence_of(queued) + 1
             self._send_schema = False
             self._blocked = ""
             self.acknowledged_steps += queued.num_valid
@@ -187,7 +213,7 @@ class ChunkSender:
             return False
         if status == replay_pb2.INSERT_STATUS_FENCED:
             raise Fenced(response.reason)
-        raise Refused(f"the replay refuses chunk {self._sequence}: {response.reason}")
+        raise Refused(f"the replay refuses chunk {self._sequence_of(queued)}: {response.reason}")
 
     def _flush(self) -> None:
         """Deliver what is left within the stop's budget, without repeating for ever; count the rest as dropped."""
@@ -229,7 +255,7 @@ class ChunkSender:
         if self._send_schema:
             request.schema.CopyFrom(encode_schema(self._schema))
         request.max_wait_seconds = max_wait_s
-        request.chunk.sequence = self._sequence
+        request.chunk.sequence = self._sequence_of(queued)
         request.chunk.queued_seconds = time.monotonic() - queued.since + self._trips.half_s
         with self._changed:
             buffered = sum(waiting.num_valid for waiting in self._queue)
@@ -238,3 +264,7 @@ class ChunkSender:
 
     def _drop(self, queued: _Queued, reason: str) -> None:
         self._dropped[reason] = self._dropped.get(reason, 0) + queued.num_valid
+        self._on_drop(reason, queued.num_valid)
+
+    def _sequence_of(self, queued: _Queued) -> int:
+        return self._sequences.get(queued.lane_group, 0)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
 import numpy as np
 import numpy.typing as npt
 
+from services.actor.chunk_memory import ChunkMemory, HostMemory
 from services.actor.envs.contract import AutoReset, EnvStep
 from services.agent.algorithm import Decision
 from services.common.chunk import TERMINATED, TRUNCATED, VALID, Chunk, FinalObservations
@@ -18,7 +20,17 @@ FinalValue = Callable[[Observation], npt.NDArray[np.float32]]
 
 
 class ChunkWriter:
-    """Chunks of one lane group. `record_outcome` returns a chunk when it is full; the writer then starts the next."""
+    """Chunks of one lane group. `record_outcome` returns a chunk when it is full; the writer then starts the next.
+
+    Args:
+        schema: of the steps.
+        num_lanes: B.
+        chunk_steps: T.
+        autoreset: of the environment.
+        clock: monotonic, seconds.
+        lane_group: number of the group.
+        memory: where the columns lie while they fill.
+    """
 
     def __init__(
         self,
@@ -29,6 +41,7 @@ class ChunkWriter:
         autoreset: AutoReset,
         clock: Callable[[], float],
         lane_group: int = 0,
+        memory: Optional[ChunkMemory] = None,
     ) -> None:
         self._schema = schema
         self._num_lanes = num_lanes
@@ -36,6 +49,7 @@ class ChunkWriter:
         self._autoreset = autoreset
         self._clock = clock
         self._lane_group = lane_group
+        self._memory = memory or HostMemory()
         self._first_step = 0
         self._begin()
 
@@ -76,12 +90,16 @@ class ChunkWriter:
         """
         t = self._length
         self._reward[t] = step.reward
-        self._flags[t] = step.valid * VALID + step.terminated * TERMINATED + step.truncated * TRUNCATED
+        self._valid[t], self._terminated[t], self._truncated[t] = step.valid, step.terminated, step.truncated
         self._newest_version = newest_version
         self._length += 1
-        ended = np.flatnonzero(step.valid & (step.terminated | step.truncated))
-        if len(ended) and self._autoreset is not AutoReset.NEXT_STEP:
-            self._add_final(ended, _true_next(step), final_value, cut=False)
+        if self._autoreset is not AutoReset.NEXT_STEP:
+            has_final = step.valid & (step.terminated | step.truncated)
+            if step.no_final is not None:  # the replay counts such a step as lost
+                has_final = has_final & ~step.no_final
+            ended = self._memory.indices(has_final)
+            if len(ended):
+                self._add_final(ended, _true_next(step), final_value, cut=False)
         return self._hand_over() if self._length == self._chunk_steps else None
 
     def introduce(self) -> Chunk:
@@ -98,8 +116,9 @@ class ChunkWriter:
         """
         if self._length == 0:
             return None
-        flags = self._flags[self._length - 1]
-        valid, ended = flags & VALID != 0, flags & (TERMINATED | TRUNCATED) != 0
+        last = {"valid": self._valid, "terminated": self._terminated, "truncated": self._truncated}
+        row = self._memory.fetch({name: column[self._length - 1] for name, column in last.items()})
+        valid, ended = row["valid"], row["terminated"] | row["truncated"]
         if self._autoreset is AutoReset.NEXT_STEP and (valid & ended).any():
             self._add_final(np.flatnonzero(valid & ended), observation, final_value, cut=False)
         if (valid & ~ended).any():
@@ -107,16 +126,16 @@ class ChunkWriter:
         return self._hand_over()
 
     def _begin(self) -> None:
-        rows = (self._chunk_steps, self._num_lanes)
-        self._observation: Dict[str, npt.NDArray[Any]] = {
-            spec.name: np.empty((*rows, *spec.shape), spec.dtype) for spec in self._schema.observation
+        rows, allocate = (self._chunk_steps, self._num_lanes), self._memory.allocate
+        self._observation: Dict[str, Any] = {
+            spec.name: allocate((*rows, *spec.shape), spec.dtype) for spec in self._schema.observation
         }
-        self._action = np.empty((*rows, *self._schema.action.shape), self._schema.action.dtype)
-        self._reward = np.empty(rows, np.float32)
-        self._flags = np.empty(rows, np.uint8)
+        self._action = allocate((*rows, *self._schema.action.shape), self._schema.action.dtype)
+        self._reward = allocate(rows, "float32")
+        self._valid, self._terminated, self._truncated = (allocate(rows, "bool") for _ in range(3))
         self._policy_version = np.empty(self._chunk_steps, np.int64)
-        self._q_taken = np.empty(rows, np.float32)
-        self._value = np.empty(rows, np.float32)
+        self._q_taken = allocate(rows, "float32")
+        self._value = allocate(rows, "float32")
         self._final: List[FinalObservations] = []
         self._length = 0
         self._started_at = self._clock()
@@ -130,10 +149,10 @@ class ChunkWriter:
         *,
         cut: bool,
     ) -> None:
-        rows = {name: np.array(observation[name][lanes], column.dtype) for name, column in self._observation.items()}
+        rows = {s.name: self._memory.rows(observation[s.name], lanes, s.dtype) for s in self._schema.observation}
         self._final.append(
             FinalObservations(
-                step=(self._length - 1) * self._num_lanes + lanes.astype(np.int64),
+                step=(self._length - 1) * self._num_lanes + lanes,
                 observation=rows,
                 value=final_value(rows),
                 cut=np.full(len(lanes), cut),
@@ -142,18 +161,26 @@ class ChunkWriter:
 
     def _hand_over(self) -> Chunk:
         n = self._length
+        columns = {f"observation.{name}": column[:n] for name, column in self._observation.items()}
+        columns.update(
+            action=self._action[:n], reward=self._reward[:n], q_taken=self._q_taken[:n], value=self._value[:n]
+        )
+        columns.update(valid=self._valid[:n], terminated=self._terminated[:n], truncated=self._truncated[:n])
+        columns = self._memory.fetch(columns)
         chunk = Chunk(
             lane_group=self._lane_group,
             sequence=0,  # the sender numbers what it sends: a dropped chunk leaves a gap in steps, not in sequences
             first_step=self._first_step,
-            observation={name: column[:n] for name, column in self._observation.items()},
-            action=self._action[:n],
-            reward=self._reward[:n],
-            flags=self._flags[:n],
+            observation={name: columns[f"observation.{name}"] for name in self._observation},
+            action=columns["action"],
+            reward=columns["reward"],
+            flags=_flags(columns["valid"], columns["terminated"], columns["truncated"]),
             policy_version=self._policy_version[:n],
-            q_taken=self._q_taken[:n],
-            value=self._value[:n],
-            final=_join(self._final) if self._final else FinalObservations.none(self._schema),
+            q_taken=columns["q_taken"],
+            value=columns["value"],
+            final=_join([self._fetched(part) for part in self._final])
+            if self._final
+            else FinalObservations.none(self._schema),
             acting_seconds=self._clock() - self._started_at,
             newest_version=self._newest_version,
         )
@@ -161,14 +188,35 @@ class ChunkWriter:
         self._begin()
         return chunk
 
+    def _fetched(self, part: FinalObservations) -> FinalObservations:
+        return replace(
+            part,
+            observation=self._memory.fetch(part.observation),
+            value=self._memory.fetch({"value": part.value})["value"],
+        )
+
+
+def _flags(
+    valid: npt.NDArray[np.bool_], terminated: npt.NDArray[np.bool_], truncated: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.uint8]:
+    """The bits of `Chunk.flags`, once for all steps of a chunk: a step has little time to spare."""
+    flags: npt.NDArray[np.uint8] = valid * np.uint8(VALID)
+    flags |= terminated * np.uint8(TERMINATED)
+    flags |= truncated * np.uint8(TRUNCATED)
+    return flags
+
 
 def _true_next(step: EnvStep) -> Observation:
     if step.true_next_observation is not None:
         return step.true_next_observation
-    if step.truncated.any() and (step.truncated & ~step.terminated & step.valid).any():
+    is_lost = step.truncated & ~step.terminated & step.valid
+    if step.no_final is not None:
+        is_lost = is_lost & ~step.no_final
+    if is_lost.any():
         raise UserError(
             "the environment resets itself and loses the final observation of a truncated episode, so its value cannot "
-            "be bootstrapped: let its adapter return the true next observation"
+            "be bootstrapped: let its adapter return the true next observation, or set"
+            ' env.kwargs.allow_missing_final_obs = "drop"'
         )
     return step.observation  # never read: beyond a termination the discount is 0
 

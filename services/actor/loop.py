@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from functools import partial
-from typing import Callable
+from typing import Callable, Optional
 
 import numpy as np
 
 from services.actor.chunk_writer import ChunkWriter
-from services.actor.envs.contract import EnvStep, VectorEnv
+from services.actor.envs.contract import VectorEnv
 from services.actor.parameter_client import ParameterClient
 from services.agent.algorithm import Policy
 from services.common.chunk import Chunk
 from services.common.lifecycle import Lifecycle
+from services.common.parameter_set import ParameterSet
 from services.common.rpc import Stopped
 
 
@@ -27,11 +28,11 @@ def act(
     rng: np.random.Generator,
     seed: int,
     max_policy_age_s: float,
-    on_step: Callable[[EnvStep], None],
     lifecycle: Lifecycle,
 ) -> None:
     """Act until the process is to end; the loop knows no gRPC. Running episodes are cut at the stop, and sent."""
     observation = env.reset(seed)
+    acting: Optional[ParameterSet] = None
     with contextlib.suppress(Stopped):
         # A stop on a chunk's border takes one more step, so that there is a row to cut the episodes at. One, and no
         # further: chunks of a single step never leave such a row.
@@ -39,6 +40,9 @@ def act(
         while not lifecycle.stopping.is_set() or (writer.is_empty and not is_last_step):
             is_last_step = lifecycle.stopping.is_set()
             newest = parameters.wait_for_newest(max_policy_age_s)
+            if newest is not acting:
+                policy.anneal(newest.updates)
+                acting = newest
             decision = policy.act(newest.parameters, observation, rng)
             writer.record_decision(observation, decision, newest.version)
             step = env.step(decision.action)
@@ -47,7 +51,6 @@ def act(
             )
             if chunk is not None:
                 send(chunk)
-            on_step(step)
             observation = step.observation
     last = parameters.newest
     if last is not None:

@@ -2,29 +2,93 @@
 
 from __future__ import annotations
 
-from typing import Callable
+from functools import partial
+from typing import Callable, Dict, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
-from services.actor.envs.contract import EnvStep
+from services.agent.algorithm import Policy
+from services.common.chunk import TERMINATED, TRUNCATED, VALID, Chunk
 from services.common.metrics import Metrics
+
+# Why steps were never delivered, and what the counter of each says.
+_DROPS: Dict[str, str] = {
+    "buffer_full": "Steps dropped since the buffer was full (actor.on_full).",
+    "stopped": "Steps that could not be delivered in a stop's time.",
+}
+# Upper bounds: from a replay on the same host to one that is away or holds inserts back.
+_ACKNOWLEDGEMENT_S = (
+    0.0005,
+    0.001,
+    0.002,
+    0.003,
+    0.005,
+    0.0075,
+    0.01,
+    0.015,
+    0.02,
+    0.03,
+    0.05,
+    0.1,
+    0.2,
+    0.5,
+    1.0,
+    5.0,
+)
 
 
 class ActorMetrics:
-    """Steps and episodes; depth and age are read when Prometheus asks."""
+    """Steps and episodes, counted as chunks are handed over; all else is read when Prometheus asks."""
 
     def __init__(
-        self, metrics: Metrics, *, depth: Callable[[], int], age_s: Callable[[], float], version: Callable[[], int]
+        self,
+        metrics: Metrics,
+        *,
+        depth: Callable[[], int],
+        age_s: Callable[[], float],
+        version: Callable[[], int],
+        env_call_s: Callable[[], float],
     ) -> None:
+        self._metrics = metrics
         self._steps = metrics.counter("produced_steps", "Environment steps made in this life.")
         self._episodes = metrics.counter("episodes", "Episodes that ended.")
+        self._drops = {
+            reason: metrics.counter(f"dropped_{reason}_steps", text)  # by reason
+            for reason, text in _DROPS.items()
+        }
+        self.on_acknowledged: Callable[[float], None] = metrics.histogram(
+            "acknowledgement_seconds", "From a chunk's first send to its acknowledgement.", _ACKNOWLEDGEMENT_S
+        ).observe
         metrics.gauge("buffer_depth_chunks", "Chunks that wait for the replay.").set_function(depth)
         metrics.gauge("policy_age_seconds", "Since the chief last confirmed the parameters.").set_function(age_s)
         metrics.gauge("policy_version", "Version that acts.").set_function(version)
+        metrics.gauge("env_call_seconds", "How long the environment's call under way has lasted.").set_function(
+            env_call_s
+        )
+        self.on_hang: Callable[[], None] = metrics.counter(
+            "env_hangs", "Calls of the environment that took longer than actor.max_step_s."
+        ).inc
 
-    def on_step(self, step: EnvStep) -> None:
-        """Count one step of all lanes."""
-        self._steps.inc(int(np.count_nonzero(step.valid)))
-        ended = int(np.count_nonzero(step.valid & (step.terminated | step.truncated)))
-        if ended:
-            self._episodes.inc(ended)
+    def show_exploration(self, policies: Sequence[Policy]) -> None:
+        """Serve the ladder's values (sigma or epsilon) over the lanes of all lane groups."""
+
+        def over_lanes(statistic: Callable[[npt.NDArray[np.float32]], np.float32]) -> float:
+            return float(statistic(np.concatenate([policy.exploration() for policy in policies])))
+
+        for name, statistic in (("min", np.min), ("median", np.median), ("max", np.max)):
+            gauge = self._metrics.gauge(
+                f"exploration_{name}", "Noise or epsilon of the exploration ladder, over this actor's lanes."
+            )
+            gauge.set_function(partial(over_lanes, statistic))
+
+    def on_chunk(self, chunk: Chunk) -> None:
+        """Count the steps of a chunk."""
+        self._steps.inc(chunk.num_valid)
+        ended = chunk.flags[chunk.flags & VALID != 0] & (TERMINATED | TRUNCATED) != 0
+        if ended.any():
+            self._episodes.inc(int(np.count_nonzero(ended)))
+
+    def on_drop(self, reason: str, steps: int) -> None:
+        """Count steps that were never delivered."""
+        self._drops[reason].inc(steps)

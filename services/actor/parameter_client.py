@@ -2,50 +2,65 @@
 
 from __future__ import annotations
 
-import hashlib
+import math
+import random
 import threading
 import time
-from dataclasses import dataclass
-from typing import Dict, Optional
-
-import google_crc32c
-import numpy as np
-import numpy.typing as npt
-import safetensors.numpy
+from typing import Callable, Optional
 
 from services.common.lifecycle import Lifecycle
 from services.common.log import Log
+from services.common.parameter_download import ParameterDownload
+from services.common.parameter_set import ParameterSet
 from services.common.peer import Peer
 from services.common.rpc import Caller, Stopped
-from shoal.v1 import parameters_pb2, parameters_pb2_grpc
+from services.common.security.transport import CALL_IN_THE_CLEAR, ClientSecurity
+from shoal.v1 import parameters_pb2
 
-CALL_TIMEOUT_S = 5.0
-PART_BYTES = 4 * 1024 * 1024
 RETRY_S = 0.1  # between two questions when the answer was not what is known to be there
-
-
-@dataclass(frozen=True)
-class ParameterSet:
-    """One version of the set of role `act`. Never changed after it was made: readers keep it as long as they like."""
-
-    version: int
-    updates: int
-    digest: str
-    parameters: Dict[str, npt.NDArray[np.float32]]
+HINTS_ALIVE_S = 10.0  # hints that came so lately are relied upon: the poll is slow while they come
+JITTER = 0.25  # of a poll's period, to both sides: readers that began together do not ask together
 
 
 class ParameterClient:
     """Keeps the newest set at hand; one slot, no queue."""
 
-    def __init__(self, address: str, *, peer: Peer, poll_period_s: float, lifecycle: Lifecycle, log: Log) -> None:
-        self._caller = Caller("chief", address, lifecycle.stopping, log)
-        self._stub = parameters_pb2_grpc.ParameterServiceStub(self._caller.channel)
-        self._peer = peer
+    def __init__(
+        self,
+        address: str,
+        *,
+        peer: Peer,
+        poll_period_s: float,
+        lifecycle: Lifecycle,
+        log: Log,
+        role: parameters_pb2.ParameterRole.ValueType = parameters_pb2.PARAMETER_ROLE_ACT,
+        waiting_for: Callable[[], str] = lambda: "",
+        security: ClientSecurity = CALL_IN_THE_CLEAR,
+    ) -> None:
+        """Connect to nothing yet.
+
+        Args:
+            address: HOST:PORT of the chief.
+            peer: who asks.
+            poll_period_s: between two questions while no hint comes.
+            lifecycle: of the process.
+            log: told of waits and of damaged answers.
+            role: which set.
+            waiting_for: what the process waits for, in one sentence or none; told to the chief, whom people ask.
+            security: certificates and token.
+        """
+        self._caller = Caller("chief", address, lifecycle.stopping, log, security=security)
+        self._download = ParameterDownload(
+            self._caller, peer=peer, role=role, stopping=lifecycle.stopping, log=log, waiting_for=waiting_for
+        )
         self._poll_period_s = poll_period_s
+        self._ask_again_s = 0.0  # as the chief wishes while hints come
+        self._max_age_s = math.inf  # beyond which whoever waits for parameters parks
         self._lifecycle = lifecycle
         self._log = log
-        self._newest: Optional[ParameterSet] = None
+        self._rng = random.Random()
         self._hinted_version = 0
+        self._hinted_at = -HINTS_ALIVE_S
         self._changed = threading.Condition()
         self._confirmed_at = time.monotonic()
         self.run_state: parameters_pb2.RunState.ValueType = parameters_pb2.RUN_STATE_UNSPECIFIED
@@ -54,12 +69,13 @@ class ParameterClient:
     @property
     def newest(self) -> Optional[ParameterSet]:
         """The newest set at hand; None before the first."""
-        return self._newest
+        return self._download.newest
 
     @property
     def newest_known_version(self) -> int:
         """The newest version that this process has heard of."""
-        return max(self._hinted_version, self._newest.version if self._newest else 0)
+        newest = self.newest
+        return max(self._hinted_version, newest.version if newest else 0)
 
     @property
     def age_s(self) -> float:
@@ -74,6 +90,8 @@ class ParameterClient:
     def hint(self, version: int) -> None:
         """Somebody said that the chief's newest version is `version`."""
         with self._changed:
+            if version:  # a replay that has not heard of the chief says nothing
+                self._hinted_at = time.monotonic()
             if version != self._hinted_version:
                 self._hinted_version = version
                 self._changed.notify_all()
@@ -84,27 +102,11 @@ class ParameterClient:
         Raises:
             Stopped: the process is to end.
         """
-        while True:
-            current = self._newest
-            request = parameters_pb2.GetManifestRequest(
-                peer=self._peer.to_proto(),
-                newer_than=current.version if current else 0,
-                role=parameters_pb2.PARAMETER_ROLE_ACT,
-                running_version=current.version if current else 0,
-                running_digest=current.digest if current else "",
-            )
-            manifest = self._caller.call(self._stub.GetManifest, request, timeout_s=CALL_TIMEOUT_S)
-            if manifest.available:
-                data = self._get(manifest)
-                if data is None:
-                    continue  # a newer version came meanwhile
-                parameters = safetensors.numpy.load(data)
-                with self._changed:
-                    self._newest = ParameterSet(manifest.version, manifest.updates, manifest.digest, parameters)
-                    self._changed.notify_all()
-            self._confirmed_at = time.monotonic()
-            self.run_state = manifest.run_state
-            return manifest
+        manifest = self._download.fetch()
+        self._confirmed_at = time.monotonic()
+        self._ask_again_s = manifest.ask_again_seconds
+        self.run_state = manifest.run_state
+        return manifest
 
     def run(self) -> None:
         """Fetch on hints, and by the poll period without one; run it on a thread."""
@@ -118,10 +120,12 @@ class ParameterClient:
                 self._lifecycle.stop("training is finished")
                 return
             # A chief that has just restarted does not have the hinted version yet: it is asked soon, not at once.
-            is_behind = self._newest is None or self._newest.version < hinted_version
+            newest = self.newest
+            is_behind = newest is None or newest.version < hinted_version
             with self._changed:
                 if self._hinted_version == hinted_version and not self._lifecycle.stopping.is_set():
-                    self._changed.wait(min(RETRY_S, self._poll_period_s) if is_behind else self._poll_period_s)
+                    period_s = self._period_s()
+                    self._changed.wait(min(RETRY_S, period_s) if is_behind else period_s)
 
     def wait_for_newest(self, max_age_s: float) -> ParameterSet:
         """The newest set; waits for the first, and parks while none was confirmed for `max_age_s`.
@@ -129,12 +133,13 @@ class ParameterClient:
         Raises:
             Stopped: the process is to end.
         """
-        newest = self._newest
+        self._max_age_s = max_age_s
+        newest = self.newest
         if newest is not None and self.age_s <= max_age_s:
             return newest
         said = False
         while not self._lifecycle.stopping.is_set():
-            newest = self._newest
+            newest = self.newest
             if newest is not None and self.age_s <= max_age_s:
                 if said:
                     self._log.info("acting goes on", version=newest.version)
@@ -149,30 +154,11 @@ class ParameterClient:
     def close(self) -> None:
         self._caller.close()
 
-    def _get(self, manifest: parameters_pb2.GetManifestResponse) -> Optional[bytes]:
-        parts = bytearray()
-        while len(parts) < manifest.size_bytes:
-            request = parameters_pb2.GetParametersRequest(
-                peer=self._peer.to_proto(),
-                role=parameters_pb2.PARAMETER_ROLE_ACT,
-                version=manifest.version,
-                offset_bytes=len(parts),
-                max_bytes=PART_BYTES,
-            )
-            part = self._caller.call(self._stub.Get, request, timeout_s=CALL_TIMEOUT_S)
-            if part.superseded:
-                return None
-            if google_crc32c.value(part.data) != part.crc32c or not part.data:
-                self._log.warning("a part of the parameters was damaged: fetched again", version=manifest.version)
-                self._lifecycle.stopping.wait(RETRY_S)
-                continue
-            parts += part.data
-        data = bytes(parts)
-        if hashlib.blake2b(data, digest_size=16).hexdigest() != manifest.digest:
-            self._log.warning("the parameters do not match their digest: fetched again", version=manifest.version)
-            self._lifecycle.stopping.wait(RETRY_S)
-            return None
-        return data
+    def _period_s(self) -> float:
+        """Until the next question: where hints bring versions it is for the end of training alone."""
+        hints_come = time.monotonic() - self._hinted_at < HINTS_ALIVE_S
+        period_s = max(self._poll_period_s, self._ask_again_s) if hints_come else self._poll_period_s
+        return min(period_s, self._max_age_s / 2) * self._rng.uniform(1 - JITTER, 1 + JITTER)
 
     def _wake(self) -> None:
         with self._changed:

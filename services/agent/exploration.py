@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
+
+from services.agent.networks import clip, like
 
 
 def ladder_quantiles(num_lanes: int, actor_index: int, num_actors: int) -> npt.NDArray[np.float64]:
@@ -51,27 +55,43 @@ def epsilon_ladder(quantiles: npt.NDArray[np.float64], base: float, exponent: fl
     return (base ** (1 + exponent * quantiles)).astype(np.float32)
 
 
-def add_noise(
-    actions: npt.NDArray[np.float32], stddev: npt.NDArray[np.float32], rng: np.random.Generator
-) -> npt.NDArray[np.float32]:
-    """Normalized actions [B, A] with Gaussian noise of a standard deviation a lane, clipped to [-1, 1]."""
-    noise = rng.standard_normal(actions.shape, dtype=np.float32) * stddev[:, None]
-    return np.clip(actions + noise, -1, 1)
+def annealed_scale(updates: int, anneal_updates: int, final_scale: float) -> float:
+    """What the whole ladder is multiplied by: 1 at first, `final_scale` after `anneal_updates`, linear between.
+
+    Args:
+        updates: behind the parameters that act.
+        anneal_updates: 0: the ladder is fixed, the scale is always 1.
+        final_scale: reached at `anneal_updates`, and kept.
+    """
+    if anneal_updates == 0:
+        return 1.0
+    return 1.0 + (final_scale - 1.0) * min(1.0, updates / anneal_updates)
 
 
-def choose_epsilon_greedily(
-    values: npt.NDArray[np.float32], epsilon: npt.NDArray[np.float32], rng: np.random.Generator
-) -> npt.NDArray[np.int64]:
+def add_noise(actions: Any, stddev: npt.NDArray[np.float32], rng: np.random.Generator) -> Any:
+    """Normalized actions [B, A] with Gaussian noise of a standard deviation a lane, clipped to [-1, 1].
+
+    Actions are an array or a tensor; the noise is drawn on the host, so that every device explores alike.
+    """
+    noise = rng.standard_normal(tuple(actions.shape), dtype=np.float32)
+    noise *= stddev[:, None]
+    return clip(actions + like(noise, actions), -1, 1)
+
+
+def choose_epsilon_greedily(values: Any, epsilon: npt.NDArray[np.float32], rng: np.random.Generator) -> Any:
     """The best action of each lane, or a uniformly drawn one at the lane's chance.
 
     Args:
-        values: <float32>[B, num_actions].
+        values: <float32>[B, num_actions], array or tensor.
         epsilon: <float32>[B].
         rng: where the draws come from.
 
     Returns:
-        <int64>[B].
+        <int64>[B], as `values` is.
     """
     num_lanes, num_actions = values.shape
     explore = rng.random(num_lanes) < epsilon
-    return np.where(explore, rng.integers(num_actions, size=num_lanes), values.argmax(axis=1)).astype(np.int64)
+    drawn = rng.integers(num_actions, size=num_lanes)
+    if isinstance(values, np.ndarray):
+        return np.where(explore, drawn, values.argmax(axis=1)).astype(np.int64)
+    return like(drawn, values).where(like(explore, values), values.argmax(dim=1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
 from typing import List, Optional, Sequence
@@ -12,6 +13,15 @@ from services.cli.arguments import refuse_repeated, split_overrides
 from services.cli.modules import REPORT, SERVICES, become
 from services.common.errors import EXIT_OK, EXIT_USER, UserError
 
+# Commands with a parser of their own, `run(words, output)` of a module of services.cli, and what they are for.
+COMMANDS = {
+    "why": ("why_command", "say who waits, since when, for what, and what would release it"),
+    "audit": ("audit_command", "check that every step is accounted for"),
+    "staleness": ("staleness_command", "show how stale the data of a run were, by part and by actor"),
+    "doctor": ("doctor_command", "find out what is wrong with an environment"),
+    "certs": ("certs_command", "make a private CA, certificates and tokens"),
+    "health": ("health_command", "ask a service whether it serves"),
+}
 OVERRIDES = "Any key of the run file can be set: --section.key VALUE, or SHOAL_SECTION__KEY in the environment."
 
 
@@ -39,6 +49,11 @@ def _dispatch(words: List[str]) -> int:
         return replay_command.run(words[1:], sys.stdout)
     if words[:1] == ["replay"]:
         replay_command.refuse_unknown(words[1:])
+    if words and words[0] in COMMANDS:
+        refuse_repeated(words)
+        module = importlib.import_module(f"services.cli.{COMMANDS[words[0]][0]}")
+        code: int = module.run(words[1:], sys.stdout)
+        return code
     if words and words[0] in SERVICES:
         become(SERVICES[words[0]], words[1:])
     rest, overrides = split_overrides(words)
@@ -59,12 +74,6 @@ def _dispatch(words: List[str]) -> int:
         from services.cli import config_command
 
         return config_command.run(options.what, options.file, overrides, os.environ, sys.stdout)
-    if options.command == "staleness":
-        from services.cli import staleness_command
-
-        if overrides:
-            raise UserError(f"`shoal staleness` reads what a run has written; leave out {overrides[0]}")
-        return staleness_command.run(options.run, options.png, sys.stdout)
     from services.cli import up
 
     return up.run(options.target, overrides, verbose=options.verbose)
@@ -91,10 +100,11 @@ def _parser() -> argparse.ArgumentParser:
     _add_up(commands)
     _add_config(commands)
     _add_eval(commands)
-    _add_staleness(commands)
+    for name, (_module, text) in COMMANDS.items():
+        commands.add_parser(name, help=f"{text}: shoal {name} --help", add_help=False)
     for name, text in (
         ("replay", "run a replay, or look into one (shoal replay --help)"),
-        ("learner", "run the learner"),
+        ("learner", "run the learner, or with --chief HOST:PORT a helper of one"),
         ("actor", "run an actor"),
         ("evaluator", "run the evaluator"),
     ):
@@ -144,19 +154,6 @@ def _add_eval(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     video.add_argument("--video", action="store_true", help="draw eval.mp4")
     video.add_argument("--no-video", action="store_true", help="draw no video")
     evaluation.add_argument("--seed", type=int, metavar="S", help="other goals and noise; else made of run.seed")
-
-
-def _add_staleness(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    staleness = commands.add_parser(
-        "staleness",
-        help="show how stale the data of a run were, by part and by actor",
-        description="Show how far behind the policy of trained items was: acting, in flight, in the ring and "
-        "in the prefetch, over training, and by actor. The run may go on, have ended, or have been killed.",
-        usage="shoal staleness RUN_FOLDER [--png FILE]",
-        allow_abbrev=False,
-    )
-    staleness.add_argument("run", metavar="RUN_FOLDER", help="the folder of a run")
-    staleness.add_argument("--png", metavar="FILE", help="draw it too (needs matplotlib)")
 
 
 if __name__ == "__main__":

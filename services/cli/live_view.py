@@ -61,6 +61,8 @@ def status_line(snapshot: Snapshot) -> str:
         if learner.evaluated_version:
             parts.append(_score_text(learner))
         parts.append(f"lag p50 {learner.lag_p50_updates:.0f} p95 {learner.lag_p95_updates:.0f} updates")
+        if learner.non_finite_updates:
+            parts.append(f"{learner.non_finite_updates} updates stopped: not finite")
     if replay is not None:
         parts.append(f"replay {replay.rows}/{replay.capacity_rows} rows, {figures.rate(replay.steps_per_s)} steps/s in")
     parts += [f"{p.name}: {p.state}" for p in snapshot.processes if p.state not in {"running", "ended"}]
@@ -154,6 +156,10 @@ def _learning(learner: Optional[LearnerState], inner: int) -> RenderableType:
         (f"{learner.lag_p95_updates:.0f}", "bold"),
         (" updates", DIM),
     )
+    stopped: List[Tuple[str, RenderableType]] = []
+    if learner.non_finite_updates:
+        count = figures.count(learner.non_finite_updates)
+        stopped.append(("", Text(f"{count} updates not finite", style="bold yellow")))
     if learner.silent_s > SILENCE_SHOWN_S:
         pace = Text(f"no answer for {learner.silent_s:.0f} s", style=BAD)
     return _lines(
@@ -161,6 +167,7 @@ def _learning(learner: Optional[LearnerState], inner: int) -> RenderableType:
             ("updates", _bar(learner.updates, learner.max_updates, f"{done:4.0%}", inner, "yellow")),
             ("", pace),
             ("version", lag),
+            *stopped,
             *_scores(learner, inner - LABEL_WIDTH - 2),
         ]
     )

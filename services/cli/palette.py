@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+HELPER_COLOURS = ("bright_yellow", "gold3", "khaki1", "orange3")
 ROLE_COLOURS = {"replay": "magenta", "learner": "yellow", "evaluator": "green", "shoal": "bold"}
 ACTOR_COLOURS = ("cyan", "bright_blue", "bright_cyan", "blue", "turquoise2", "sky_blue2")
 
@@ -13,4 +14,5 @@ def colour_of(process: str) -> str:
     if process in ROLE_COLOURS:
         return ROLE_COLOURS[process]
     digits = re.search(r"\d+$", process)
-    return ACTOR_COLOURS[(int(digits.group()) if digits else 0) % len(ACTOR_COLOURS)]
+    colours = HELPER_COLOURS if process.startswith("helper") else ACTOR_COLOURS
+    return colours[(int(digits.group()) if digits else 0) % len(colours)]

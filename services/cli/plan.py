@@ -29,7 +29,7 @@ class ChildSpec:
     """A process to be started and watched."""
 
     name: str  # "replay", "actor-0"
-    role: str  # "replay", "learner", "actor", "evaluator"
+    role: str  # "replay", "learner", "helper", "actor", "evaluator"
     command: Tuple[str, ...]
     environ: Mapping[str, str]
 
@@ -46,14 +46,14 @@ def plan_children(
         environ: of the launcher.
         lifeline: descriptor of the pipe's read end, inherited by each.
     """
-    shared = ("--replay.addresses", endpoints.replay, "--learner.address", endpoints.learner)
+    shared = ("--replay.addresses", endpoints.replay, "--learner.address", endpoints.learner, "--log.style", "console")
     specs: List[ChildSpec] = []
 
     def add(name: str, role: str, threads: int, *flags: str) -> None:
         command = (
             sys.executable,
             "-m",
-            SERVICES[role],
+            SERVICES.get(role, SERVICES["learner"]),  # a helper is a learner
             str(config_file),
             *shared,
             f"--{role}.metrics_port",
@@ -69,12 +69,17 @@ def plan_children(
     if not config.replay.data_dir:
         folders += ["--replay.data_dir", str(config_file.parent / "ring")]
     add("replay", "replay", 1, *folders)
-    add("learner", "learner", config.learner.torch_threads)
+    # A `helper.chief` of the run file is for learners that are started by hand.
+    add("learner", "learner", config.learner.torch_threads, *(["--helper.chief", ""] if config.helper.chief else []))
+    for index in range(config.helper.count):
+        name = f"helper-{index}"
+        chief = ("--helper.chief", endpoints.learner, "--helper.name", name)
+        add(name, "helper", config.learner.torch_threads, *chief)
     if config.evaluator.enabled:
         add("evaluator", "evaluator", 1)
     for index in range(config.actor.count):
         name = f"actor-{index}"
-        add(name, "actor", 1, "--actor.index", str(index), "--actor.name", name)
+        add(name, "actor", config.actor.torch_threads, "--actor.index", str(index), "--actor.name", name)
     return specs
 
 

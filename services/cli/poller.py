@@ -14,6 +14,7 @@ from services.cli.rates import RateMeter
 from services.cli.snapshot import ActorState, LearnerState, ReplayState, TrainingState
 from services.common.peer import Peer
 from services.common.rpc import Refused, Unavailable, call_once, connect
+from services.common.security.transport import CALL_IN_THE_CLEAR, ClientSecurity
 from shoal.v1 import experience_pb2, parameters_pb2, parameters_pb2_grpc, replay_pb2, replay_pb2_grpc
 
 KEPT_SCORES = 4096
@@ -82,6 +83,7 @@ class AnswerReader:
             best_version=info.best_version,
             best_success_rate=info.best_success_rate,
             best_mean_return=info.best_mean_return,
+            non_finite_updates=info.non_finite_updates,
             scores=tuple(self._scores),
         )
 
@@ -99,6 +101,7 @@ class Poller:
         self,
         replay_address: str,
         learner_address: str,
+        security: ClientSecurity = CALL_IN_THE_CLEAR,
         *,
         period_s: float = 0.5,
         timeout_s: float = 0.45,
@@ -109,11 +112,12 @@ class Poller:
         Args:
             replay_address: HOST:PORT.
             learner_address: HOST:PORT.
+            security: certificates and token.
             period_s: between two rounds.
             timeout_s: deadline of a call.
             clock: monotonic.
         """
-        self._channels = (connect(replay_address), connect(learner_address))
+        self._channels = (connect(replay_address, security), connect(learner_address, security))
         self._replay = replay_pb2_grpc.ReplayServiceStub(self._channels[0])
         self._learner = parameters_pb2_grpc.ParameterServiceStub(self._channels[1])
         self._peer = Peer("", experience_pb2.ROLE_OPERATOR, "shoal up").to_proto()
@@ -175,6 +179,8 @@ class Poller:
                 learner=self._reader.learner(learner_info, now_s),
                 lags={reader.name: reader.lag_updates for reader in learner_info.readers},
             )
+            # What a process says about itself is the nearest to the cause: an actor whose environment hangs.
+            waits.update({reader.name: reader.waiting_for for reader in learner_info.readers if reader.waiting_for})
             if learner_info.waiting_for:
                 waits["learner"] = learner_info.waiting_for
         elif state.learner is not None:

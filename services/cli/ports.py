@@ -39,11 +39,12 @@ def choose_endpoints(loaded: LoadedConfig) -> Endpoints:
             if name != "evaluator" or config.evaluator.enabled:
                 wanted = getattr(config, name).metrics_port if loaded.is_set(key) else 0
                 metrics[name] = reserve.take(key, METRICS_HOST, wanted)
-        first = config.actor.metrics_port if loaded.is_set("actor.metrics_port") else 0
-        for index in range(config.actor.count):
-            # One port cannot serve all actors: those after the first count up from it.
-            wanted = first + index if first else 0
-            metrics[f"actor-{index}"] = reserve.take("actor.metrics_port", METRICS_HOST, wanted)
+        for role, section in (("helper", config.helper), ("actor", config.actor)):
+            key = f"{role}.metrics_port"
+            first = section.metrics_port if loaded.is_set(key) else 0
+            for index in range(section.count):
+                # One port cannot serve all of them: those after the first count up from it.
+                metrics[f"{role}-{index}"] = reserve.take(key, METRICS_HOST, first + index if first else 0)
     return Endpoints(replay, learner, metrics)
 
 

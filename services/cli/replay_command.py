@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import Callable, Sequence, TextIO
 
+from services.cli.arguments import split_overrides
 from services.cli.modules import INSPECT_FOLDER, become
+from services.common.config.shipped import find_run_file, shipped_folders
 from services.common.errors import EXIT_OK, UserError
 
 NAMES = ("inspect", "items", "snapshot")
@@ -26,7 +29,8 @@ def refuse_unknown(words: Sequence[str]) -> None:
         UserError: names the commands.
     """
     word = words[0] if words else "-"
-    if not word.startswith("-") and not word.endswith(".toml") and not Path(word).exists():
+    is_file = word.endswith(".toml") or find_run_file(Path(word), shipped_folders()).exists()
+    if not word.startswith("-") and not is_file:
         raise UserError(
             f"there is no run file {word!r}, and no command of that name: `shoal replay` takes a .toml file, or one of "
             f"{', '.join(NAMES[:-1])} and {NAMES[-1]}"
@@ -43,13 +47,14 @@ def run(words: Sequence[str], output: TextIO) -> int:
     Raises:
         UserError: the replay is not there, or cannot do what was asked.
     """
-    options = _parser().parse_args(words)
+    rest, overrides = split_overrides(words)
+    options = _parser().parse_args(rest)
     if options.command == "inspect":
         become(INSPECT_FOLDER, [options.folder, *(["--check"] if options.check else [])])
     from services.common.rpc import Unavailable
 
     try:
-        output.write(_answer(options))
+        output.write(_answer(options, overrides))
     except Unavailable as error:
         raise UserError(
             f"no answer from a replay at {options.address} ({error}); is it running? The line `replay listens` of its "
@@ -58,10 +63,12 @@ def run(words: Sequence[str], output: TextIO) -> int:
     return EXIT_OK
 
 
-def _answer(options: argparse.Namespace) -> str:
+def _answer(options: argparse.Namespace, overrides: Sequence[str]) -> str:
     from services.cli.replay_operator import ReplayOperator
+    from services.common.config.load import load
 
-    with ReplayOperator(options.address) as replay:
+    security = load(None, overrides, os.environ).config.security
+    with ReplayOperator(options.address, security) as replay:
         if options.command == "snapshot":
             return replay.snapshot(options.folder)
         if options.key is not None:

@@ -10,10 +10,12 @@ from typing import Any, Callable, Optional, Type
 from typing_extensions import Self
 
 from services.cli import figures, item_view
+from services.common.config.security import SecuritySection
 from services.common.config.values import check_address
 from services.common.errors import UserError
 from services.common.peer import Peer
 from services.common.rpc import Refused, Unavailable, call_once, connect
+from services.common.security.transport import client_security
 from shoal.v1 import experience_pb2, replay_pb2, replay_pb2_grpc
 
 PATIENCE_S = 1.5
@@ -30,18 +32,18 @@ ORDERS = {
 class ReplayOperator:
     """A connection to one replay, whatever its run; every answer is text for a terminal."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, section: SecuritySection) -> None:
         """Name the replay; it is called when it is asked something.
 
         Raises:
-            UserError: `address` is none.
+            UserError: `address` is none, or `section` lacks what it takes to call it.
         """
         try:
             check_address(address)
         except ValueError as error:
             raise UserError(str(error)) from None
         self._address = address
-        self._channel = connect(address)
+        self._channel = connect(address, client_security(section, address))
         self._stub = replay_pb2_grpc.ReplayServiceStub(self._channel)
         self._peer = Peer("", experience_pb2.ROLE_OPERATOR, "shoal-replay").to_proto()
 

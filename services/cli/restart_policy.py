@@ -23,7 +23,7 @@ def judge(role: str, exit_code: int) -> Verdict:
     """Read the exit code of a process that nobody asked to stop.
 
     Args:
-        role: "replay", "learner", "actor" or "evaluator".
+        role: "replay", "learner", "helper", "actor" or "evaluator".
         exit_code: as subprocess gives it, negative for a signal.
     """
     if exit_code == EXIT_USER:

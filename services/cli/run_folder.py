@@ -23,21 +23,34 @@ FOLDER_MODE = 0o750
 FILE_MODE = 0o640
 MAX_STEM = 64  # characters of a run file's name in that of a run, which also holds the time
 
-CHANGEABLE_SECTIONS = ("evaluator", "report")
+CHANGEABLE_SECTIONS = ("evaluator", "helper", "report", "log", "metrics", "security")
 CHANGEABLE_KEYS = (
     "run.folder",
     "replay.addresses",
     "replay.data_dir",
     "replay.dump_dir",
     "replay.max_dumps",
+    "replay.listen",
     "learner.address",
+    "learner.listen",
     "learner.max_updates",
     "learner.checkpoint_period_s",
+    "learner.checkpoints_kept",
+    "learner.max_non_finite_updates",
     "learner.transport",
     "learner.torch_threads",
+    "learner.wire_dtype",
     "learner.device",
+    "gradients.lease_s",
+    "gradients.max_helpers",
     "actor.count",
     "actor.buffer_chunks",
+    "actor.lane_groups",
+    "actor.inference",
+    "actor.torch_threads",
+    "actor.cpus",
+    "actor.max_step_s",
+    "actor.compression",
 )
 # Chosen anew at each start unless somebody set them, and then not written to the run's config.
 EPHEMERAL_KEYS = (
@@ -45,6 +58,7 @@ EPHEMERAL_KEYS = (
     "learner.address",
     "replay.metrics_port",
     "learner.metrics_port",
+    "helper.metrics_port",
     "actor.metrics_port",
     "evaluator.metrics_port",
 )

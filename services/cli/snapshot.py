@@ -53,6 +53,7 @@ class LearnerState:
     best_version: int
     best_success_rate: float
     best_mean_return: float
+    non_finite_updates: int = 0  # stopped since the learner's last start
     scores: Tuple[float, ...] = ()  # success rates of all evaluations seen, or returns where there is no success
     silent_s: float = 0.0
 

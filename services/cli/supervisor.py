@@ -18,7 +18,7 @@ FINISH_S = 8.0  # for actors and evaluator to hear that training is finished, an
 KILL_S = 9.5  # who is still there so long after the stop began is killed
 # Who is asked to stop, and when, in seconds since the stop began, its turn is over and the next are asked too.
 STOP_STAGES: Tuple[Tuple[Tuple[str, ...], float], ...] = (
-    (("actor", "evaluator"), 3.0),
+    (("actor", "evaluator", "helper"), 3.0),
     (("learner",), 6.5),
     (("replay",), KILL_S),
 )
@@ -186,7 +186,7 @@ class Supervisor:
         return None
 
     def _is_finished(self, now_s: float) -> bool:
-        late = [w.name for w in self._watched if w.role in {"actor", "evaluator"} and w.child.is_alive()]
+        late = [w.name for w in self._watched if w.role in {"actor", "evaluator", "helper"} and w.child.is_alive()]
         if late and self._finish_by is not None and now_s >= self._finish_by:
             self._merge.note(f"still running {self._finish_s:g} s after the learner: {', '.join(late)}", "warning")
             return True

@@ -18,8 +18,11 @@ from services.cli.screen import Screen, make_screen
 from services.cli.snapshot import ProcessState, Snapshot
 from services.cli.stop_signals import StopSignals
 from services.cli.supervisor import Outcome, Supervisor
+from services.cli.target import Addresses, announced
+from services.common.config.security import SecuritySection
 from services.common.errors import EXIT_USER, UserError
 from services.common.run_folder import RunFolder
+from services.common.security.transport import client_security
 
 
 def run(target: str, overrides: Sequence[str], *, verbose: bool) -> int:
@@ -35,8 +38,9 @@ def run(target: str, overrides: Sequence[str], *, verbose: bool) -> int:
     """
     opened = open_run(target, overrides, os.environ, time.localtime())
     try:
+        _refuse_tokens(opened.loaded.config.security)
         endpoints = choose_endpoints(opened.loaded)
-        with StopSignals() as signals:
+        with StopSignals() as signals, announced(opened.folder, Addresses(endpoints.replay, endpoints.learner)):
             outcome = _train(opened, endpoints, signals, make_screen(sys.stdout, verbose=verbose))
             if outcome.exit_code == EXIT_USER and outcome.sentence:
                 raise UserError(outcome.sentence)
@@ -47,10 +51,22 @@ def run(target: str, overrides: Sequence[str], *, verbose: bool) -> int:
         opened.close()
 
 
+def _refuse_tokens(section: SecuritySection) -> None:
+    if section.token or section.tokens:
+        raise UserError(
+            "shoal up starts all services with one run file, and one token cannot stand for all of their roles: leave "
+            "out security.token and security.tokens (services on loopback need none), or start each service by itself"
+        )
+
+
 def _train(opened: OpenRun, endpoints: Endpoints, signals: StopSignals, screen: Screen) -> Outcome:
     lifeline, kept = os.pipe()  # `kept` closes when the launcher ends, however it ends; its children see that
     merge = LogMerge(opened.folder / LOG_FOLDER_NAME, screen)
-    poller = Poller(endpoints.replay, endpoints.learner)
+    poller = Poller(
+        endpoints.replay,
+        endpoints.learner,
+        client_security(opened.loaded.config.security, endpoints.replay, endpoints.learner),
+    )
     begun_s = time.monotonic()
     try:
         specs = plan_children(opened.loaded.config, opened.config_file, endpoints, os.environ, lifeline)

@@ -99,7 +99,11 @@ class Batch:
         """The same items as batches of `batch_size`, which divides their number; nothing is copied."""
         return [self._part(slice(at, at + batch_size)) for at in range(0, len(self), batch_size)]
 
-    def _part(self, part: slice) -> Batch:
+    def at(self, places: npt.NDArray[np.int64]) -> Batch:
+        """The items at `places` <int64>[M] of these."""
+        return self._part(places)
+
+    def _part(self, part: Union[slice, npt.NDArray[np.int64]]) -> Batch:
         return Batch(
             keys=self.keys[part],
             probability=self.probability[part],

@@ -1,19 +1,18 @@
-"""Between numpy and the wire: tensors, schemas, chunks, batches. Decoded arrays view the bytes of messages."""
+"""Between numpy and the wire: tensors, schemas, chunks. Decoded arrays view the bytes of messages."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Mapping, Sequence, Tuple, Union
 
 import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
-from services.common.batch import Batch, DrawnKeys
 from services.common.chunk import MAX_CHUNK_ROWS, ActorCounters, Chunk, FinalObservations
+from services.common.packing import MAX_UNPACKED_BYTES, pack, unpack
 from services.common.schema import ActionSpec, Schema, SchemaError, TensorSpec
-from services.common.stamps_codec import StampSource, decode_stamps, join_stamps
-from shoal.v1 import experience_pb2, replay_pb2, tensor_pb2
+from shoal.v1 import experience_pb2, tensor_pb2
 
 if TYPE_CHECKING:
     from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
@@ -29,6 +28,7 @@ _WIRE_DTYPES: Dict[str, tensor_pb2.DType.ValueType] = {
     "bool": tensor_pb2.D_TYPE_BOOL,
 }
 _NUMPY_DTYPES = {wire: np.dtype(name).newbyteorder("<") for name, wire in _WIRE_DTYPES.items()}
+_COLUMN_DTYPES = {name: np.dtype(name).newbyteorder("<") for name in (*_WIRE_DTYPES, "uint32")}
 # By kind and size, as in "f4": numpy makes a dtype's name anew each time that it is asked, and there are many columns.
 _WIRE_DTYPES_BY_CODE = {np.dtype(name).str[1:]: wire for name, wire in _WIRE_DTYPES.items()}
 _MAX_DIMENSIONS = 32  # of the oldest numpy that runs here
@@ -45,7 +45,7 @@ def encode_tensor(name: str, array: npt.NDArray[Any]) -> tensor_pb2.Tensor:
         SchemaError: its dtype does not travel.
     """
     message = tensor_pb2.Tensor()
-    _fill_tensor(message, name, array)
+    describe_tensor(message, name, array).data = _tensor_bytes(array)
     return message
 
 
@@ -55,15 +55,19 @@ def decode_tensor(tensor: tensor_pb2.Tensor) -> npt.NDArray[Any]:
     Raises:
         SchemaError: unknown dtype or codec, an impossible shape, or the bytes are not as many as the shape says.
     """
-    return _view_tensor(tensor, tensor.data)
+    return view_tensor(tensor, tensor.data)
 
 
-def _view_tensor(tensor: tensor_pb2.Tensor, data: bytes) -> npt.NDArray[Any]:
-    """As `decode_tensor`, of bytes that were read already."""
+def view_tensor(
+    tensor: tensor_pb2.Tensor, data: Union[bytes, memoryview], max_unpacked_bytes: int = 0
+) -> npt.NDArray[Any]:
+    """As `decode_tensor`, of bytes that were read already; packed ones are refused unless some bytes are allowed."""
     if tensor.dtype not in _NUMPY_DTYPES:
         raise SchemaError(f"tensor {tensor.name!r} has the unknown dtype number {tensor.dtype}")
-    if tensor.codec != tensor_pb2.CODEC_NONE:
-        raise SchemaError(f"tensor {tensor.name!r} is packed with codec number {tensor.codec}; known is 1 (none)")
+    is_packed = tensor.codec in (tensor_pb2.CODEC_LZ4, tensor_pb2.CODEC_ZSTD) and max_unpacked_bytes > 0
+    if not is_packed and tensor.codec != tensor_pb2.CODEC_NONE:
+        known = "1 (none), 2 (zstd) and 3 (lz4)" if max_unpacked_bytes else "1 (none)"
+        raise SchemaError(f"tensor {tensor.name!r} is packed with codec number {tensor.codec}; known is {known}")
     if len(tensor.shape) > _MAX_DIMENSIONS:
         raise SchemaError(
             f"tensor {tensor.name!r} has {len(tensor.shape)} dimensions; no array has more than {_MAX_DIMENSIONS}"
@@ -72,6 +76,10 @@ def _view_tensor(tensor: tensor_pb2.Tensor, data: bytes) -> npt.NDArray[Any]:
     want = dtype.itemsize
     for size in shape:  # in Python's integers: a product of hostile sizes must not wrap
         want *= size
+    if is_packed:
+        if want > max_unpacked_bytes:
+            raise SchemaError(f"tensor {tensor.name!r} takes {want} bytes unpacked; {max_unpacked_bytes} are left")
+        data = unpack(tensor.name, bytes(data), tensor.codec, want)
     if len(data) != want:
         raise SchemaError(f"tensor {tensor.name!r} has {len(data)} bytes; {dtype}{list(shape)} takes {want}")
     try:
@@ -80,13 +88,13 @@ def _view_tensor(tensor: tensor_pb2.Tensor, data: bytes) -> npt.NDArray[Any]:
         raise SchemaError(f"tensor {tensor.name!r} has the impossible shape {list(shape)}") from None
 
 
-def decode_column(name: str, data: bytes, dtype: str, shape: Tuple[int, ...]) -> npt.NDArray[Any]:
+def decode_column(name: str, data: Union[bytes, memoryview], dtype: str, shape: Tuple[int, ...]) -> npt.NDArray[Any]:
     """View a column whose dtype and shape the message fixes.
 
     Raises:
         SchemaError: the bytes are not as many as `shape` takes.
     """
-    column_dtype = _NUMPY_DTYPES[_WIRE_DTYPES[dtype]]
+    column_dtype = _COLUMN_DTYPES[dtype]
     want = column_dtype.itemsize
     for size in shape:
         want *= size
@@ -128,28 +136,50 @@ def encode_chunk(chunk: Chunk) -> experience_pb2.Chunk:
     return message
 
 
-def fill_chunk(message: experience_pb2.Chunk, chunk: Chunk) -> None:
-    """Pack a chunk into an empty message, in its place: handing a message to its parent copies every byte."""
+def fill_chunk(message: experience_pb2.Chunk, chunk: Chunk, codec: str = "none") -> None:
+    """Pack a chunk into an empty message, in its place: handing a message to its parent copies every byte.
+
+    Args:
+        message: empty.
+        chunk: what it is to hold.
+        codec: how observations of uint8 are packed, a key of `services.common.packing.CODECS`.
+    """
     message.lane_group = chunk.lane_group
     message.sequence = chunk.sequence
     message.first_step = chunk.first_step
     message.num_steps, message.num_lanes = chunk.num_steps, chunk.num_lanes
     packed = _ChunkBytes.of_chunk(chunk)
-    for name, data in zip(sorted(chunk.observation), packed.observation):
-        _describe_tensor(message.observation.add(), name, chunk.observation[name]).data = data
-    _describe_tensor(message.action, "action", chunk.action).data = packed.action
+    packed.observation = _fill_packed(message.observation, chunk.observation, packed.observation, codec)
+    describe_tensor(message.action, "action", chunk.action).data = packed.action
     message.reward, message.flags, message.policy_version = packed.reward, packed.flags, packed.policy_version
     message.q_taken, message.value = packed.q_taken, packed.value
     final = message.final
     final.step.extend(chunk.final.step.tolist())
-    for name, data in zip(sorted(chunk.final.observation), packed.final_observation):
-        _describe_tensor(final.observation.add(), name, chunk.final.observation[name]).data = data
+    packed.final_observation = _fill_packed(final.observation, chunk.final.observation, packed.final_observation, codec)
     final.value, final.cut = packed.final_value, packed.final_cut
     message.acting_seconds = chunk.acting_seconds
     message.queued_seconds = chunk.queued_seconds
     message.newest_version = chunk.newest_version
     fill_counters(message.counters, chunk.counters)
     message.crc32c = packed.checksum()
+
+
+def _fill_packed(
+    messages: RepeatedCompositeFieldContainer[tensor_pb2.Tensor],
+    columns: Mapping[str, npt.NDArray[Any]],
+    raw: Sequence[bytes],
+    codec: str,
+) -> List[bytes]:
+    """Add a tensor for each column, by name, with its bytes packed where it is an image; returns what travels."""
+    sent: List[bytes] = []
+    for name, data in zip(sorted(columns), raw):
+        message = describe_tensor(messages.add(), name, columns[name])
+        packed = data
+        if columns[name].dtype == np.uint8:
+            packed, message.codec = pack(data, codec)
+        message.data = packed
+        sent.append(packed)
+    return sent
 
 
 def fill_counters(message: experience_pb2.ActorCounters, counters: ActorCounters) -> None:
@@ -175,13 +205,16 @@ def decode_chunk(message: experience_pb2.Chunk) -> Chunk:
     packed = _ChunkBytes.of_message(message)
     if message.crc32c and message.crc32c != packed.checksum():
         raise ChecksumError("the chunk's bytes do not match its CRC32C: send it again")
+    observation = _view_tensors(message.observation, packed.observation, MAX_UNPACKED_BYTES)
+    taken = sum(column.nbytes for column in observation.values())
+    final_observation = _view_tensors(final.observation, packed.final_observation, MAX_UNPACKED_BYTES - taken)
     counters = message.counters
     return Chunk(
         lane_group=message.lane_group,
         sequence=message.sequence,
         first_step=message.first_step,
-        observation=_view_tensors(message.observation, packed.observation),
-        action=_view_tensor(message.action, packed.action),
+        observation=observation,
+        action=view_tensor(message.action, packed.action),
         reward=decode_column("reward", packed.reward, "float32", (T, B)),
         flags=decode_column("flags", packed.flags, "uint8", (T, B)),
         policy_version=decode_column("policy_version", packed.policy_version, "int64", (T,)),
@@ -189,7 +222,7 @@ def decode_chunk(message: experience_pb2.Chunk) -> Chunk:
         value=_decode_critic("value", packed.value, (T, B)),
         final=FinalObservations(
             step=packed.final_step.astype(np.int64),
-            observation=_view_tensors(final.observation, packed.final_observation),
+            observation=final_observation,
             value=_decode_critic("final.value", packed.final_value, (F,)),
             cut=decode_column("final.cut", packed.final_cut, "bool", (F,)),
         ),
@@ -267,79 +300,7 @@ class _ChunkBytes:
         return int(crc) or 1
 
 
-def fill_batch(message: replay_pb2.SampledBatch, batch: Batch) -> None:
-    """Pack a sampled batch into an empty message, in its place: handing a message to its parent copies every byte."""
-    message.keys = batch.keys.tobytes()
-    message.probability = batch.probability.tobytes()
-    message.priority = batch.priority.tobytes()
-    message.times_sampled = batch.times_sampled.tobytes()
-    _fill_tensors(message.observation, batch.observation)
-    _fill_tensor(message.action, "action", batch.action)
-    message.n_step_return = batch.n_step_return.tobytes()
-    message.discount = batch.discount.tobytes()
-    _fill_tensors(message.next_observation, batch.next_observation)
-    message.policy_version = batch.policy_version.tobytes()
-
-
-def fill_drawn(message: replay_pb2.SampledBatch, drawn: DrawnKeys) -> None:
-    """Pack drawn keys, for a learner who gathers the rows itself, into an empty message."""
-    message.keys = drawn.keys.tobytes()
-    message.probability = drawn.probability.tobytes()
-    message.priority = drawn.priority.tobytes()
-    message.times_sampled = drawn.times_sampled.tobytes()
-    message.bootstrap_keys = drawn.bootstrap_keys.tobytes()
-
-
-def decode_drawn(messages: Sequence[replay_pb2.SampledBatch], source: Optional[StampSource] = None) -> DrawnKeys:
-    """The drawn keys of several messages, at least one, one after the other; with their stamps if `source` is given.
-
-    Raises:
-        SchemaError: the columns of one of them are not of one length.
-    """
-    counts = [len(message.keys) // 8 for message in messages]
-
-    def joined(name: str, dtype: str) -> npt.NDArray[Any]:
-        columns = [decode_column(name, getattr(m, name), dtype, (n,)) for m, n in zip(messages, counts)]
-        return np.concatenate(columns)
-
-    return DrawnKeys(
-        keys=joined("keys", "int64"),
-        probability=joined("probability", "float64"),
-        priority=joined("priority", "float64"),
-        times_sampled=joined("times_sampled", "int64"),
-        bootstrap_keys=joined("bootstrap_keys", "int64"),
-        stamps=join_stamps([decode_stamps(m, n, source) for m, n in zip(messages, counts)]) if source else None,
-    )
-
-
-def decode_batch(message: replay_pb2.SampledBatch, num_items: int, source: Optional[StampSource] = None) -> Batch:
-    """View a sampled batch; with its stamps if `source` is given.
-
-    Raises:
-        SchemaError: its columns are not of one length.
-    """
-    n = len(message.keys) // 8
-    return Batch(
-        keys=decode_column("keys", message.keys, "int64", (n,)),
-        probability=decode_column("probability", message.probability, "float64", (n,)),
-        priority=decode_column("priority", message.priority, "float64", (n,)),
-        times_sampled=decode_column("times_sampled", message.times_sampled, "int64", (n,)),
-        observation=_decode_tensors(message.observation),
-        action=decode_tensor(message.action),
-        n_step_return=decode_column("n_step_return", message.n_step_return, "float32", (n,)),
-        discount=decode_column("discount", message.discount, "float32", (n,)),
-        next_observation=_decode_tensors(message.next_observation),
-        policy_version=decode_column("policy_version", message.policy_version, "int64", (n,)),
-        num_items=num_items,
-        stamps=decode_stamps(message, n, source) if source else None,
-    )
-
-
-def _fill_tensor(message: tensor_pb2.Tensor, name: str, array: npt.NDArray[Any]) -> None:
-    _describe_tensor(message, name, array).data = _tensor_bytes(array)
-
-
-def _describe_tensor(message: tensor_pb2.Tensor, name: str, array: npt.NDArray[Any]) -> tensor_pb2.Tensor:
+def describe_tensor(message: tensor_pb2.Tensor, name: str, array: npt.NDArray[Any]) -> tensor_pb2.Tensor:
     """Fill in all of an empty message but the bytes; returns it."""
     wire = _WIRE_DTYPES_BY_CODE.get(array.dtype.str[1:])
     if wire is None:
@@ -354,23 +315,15 @@ def _tensor_bytes(array: npt.NDArray[Any]) -> bytes:
     return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
-def _fill_tensors(
-    messages: RepeatedCompositeFieldContainer[tensor_pb2.Tensor], columns: Dict[str, npt.NDArray[Any]]
-) -> None:
-    for name, column in sorted(columns.items()):
-        _fill_tensor(messages.add(), name, column)
-
-
-def _decode_tensors(tensors: Sequence[tensor_pb2.Tensor]) -> Dict[str, npt.NDArray[Any]]:
-    return _view_tensors(tensors, [tensor.data for tensor in tensors])
-
-
-def _view_tensors(tensors: Iterable[tensor_pb2.Tensor], data: Iterable[bytes]) -> Dict[str, npt.NDArray[Any]]:
+def _view_tensors(
+    tensors: Iterable[tensor_pb2.Tensor], data: Iterable[bytes], max_unpacked_bytes: int = 0
+) -> Dict[str, npt.NDArray[Any]]:
     columns: Dict[str, npt.NDArray[Any]] = {}
     for tensor, its in zip(tensors, data):
         if tensor.name in columns:
             raise SchemaError(f"tensor {tensor.name!r} came twice in one message")
-        columns[tensor.name] = _view_tensor(tensor, its)
+        columns[tensor.name] = view_tensor(tensor, its, max_unpacked_bytes)
+        max_unpacked_bytes -= columns[tensor.name].nbytes
     return columns
 
 

@@ -18,3 +18,9 @@ class Fenced(UserError):
     """Another, newer life of this process has taken its place: this one ends and is not restarted."""
 
     exit_code = EXIT_FENCED
+
+
+class Crash(Exception):
+    """A fault that a restart may mend, and that one sentence tells as well as a traceback would."""
+
+    exit_code: int = EXIT_CRASH

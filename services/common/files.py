@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 from pathlib import Path
+from typing import Callable
 
 from services.common.errors import UserError
 
@@ -23,15 +25,28 @@ def write_atomically(file: Path, data: bytes, mode: int = 0) -> None:
     Raises:
         UserError: the disk is full or the folder cannot be written; the old file is untouched.
     """
+    make_atomically(file, lambda aside: aside.write_bytes(data), mode)
+
+
+def make_atomically(file: Path, write: Callable[[Path], object], mode: int = 0) -> None:
+    """As `write_atomically`, of a file that `write` fills: it is called with the path of an empty one.
+
+    Args:
+        file: its folder is made if need be.
+        write: writes to the path that it is given, or puts another file in its place.
+        mode: of the file; 0: as the process's umask has it.
+
+    Raises:
+        UserError: the disk is full or the folder cannot be written; the old file is untouched.
+    """
     aside = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         aside.touch(FILE_MODE)
-        with aside.open("wb") as stream:
-            stream.write(data)
-            stream.flush()
-            if mode:
-                os.fchmod(stream.fileno(), mode)
+        wanted = mode or stat.S_IMODE(aside.stat().st_mode)
+        write(aside)
+        with aside.open("rb") as stream:
+            os.fchmod(stream.fileno(), wanted)
             os.fsync(stream.fileno())
         aside.replace(file)
         sync_folder(file.parent)

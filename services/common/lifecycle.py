@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
+import secrets
 import signal
 import sys
 import threading
@@ -23,6 +24,7 @@ class Lifecycle:
     """
 
     def __init__(self) -> None:
+        self.incarnation = secrets.randbits(63) | 1  # never 0, which is how a peer without one would look
         self.stopping = threading.Event()
         self.reason = ""
         self._failure: Optional[BaseException] = None

@@ -1,17 +1,31 @@
-"""Prometheus metrics of one process: its own registry, the `run` label on all, an endpoint on loopback."""
+"""Prometheus metrics of one process: its own registry, the `run` label on all, an endpoint."""
 
 from __future__ import annotations
 
 import threading
-from typing import Any, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Callable, Iterator, Optional, Sequence
 
 import numpy as np
 import numpy.typing as npt
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
+from services.common.call_observer import Observe
 from services.common.errors import UserError
+from services.common.metrics_server import MetricsServer
+from services.common.security.certificates import expires_at
+from services.common.security.transport import LISTEN_IN_THE_CLEAR, ServerSecurity
+
+CALL_BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+
+
+def _expires(file: Path) -> float:
+    try:
+        return expires_at(file).timestamp()
+    except UserError:
+        return 0.0
 
 
 class BatchHistogram(Collector):
@@ -48,7 +62,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._prefix = f"shoal_{service}_"
         self._run = run
-        self._server: Any = None
+        self._server: Optional[MetricsServer] = None
 
     def counter(self, name: str, text: str) -> Counter:
         metric: Counter = Counter(self._prefix + name, text, ["run"], registry=self.registry).labels(self._run)
@@ -69,21 +83,66 @@ class Metrics:
         self.registry.register(metric)
         return metric
 
-    def serve(self, port: int, option_name: str) -> int:
-        """Serve the endpoint on 127.0.0.1 and return its port (any free one for 0).
+    def rejected_calls(self) -> Callable[[str], None]:
+        """What counts calls that were rejected at the door, by the reason's word."""
+        counter: Counter = Counter(
+            self._prefix + "rejected_calls_total",
+            "Calls rejected for their token: no_token, unknown_token, wrong_role, false_peer.",
+            ["run", "reason"],
+            registry=self.registry,
+        )
+        return lambda reason: counter.labels(self._run, reason).inc()
+
+    def calls(self) -> Observe:
+        """What counts calls to the service, and how long they took."""
+        counter: Counter = Counter(
+            self._prefix + "calls_total",
+            "gRPC calls that ended, by method and status code.",
+            ["run", "method", "code"],
+            registry=self.registry,
+        )
+        seconds = Histogram(
+            self._prefix + "call_seconds",
+            "How long gRPC calls took in the service, waits that they asked for included.",
+            ["run", "method"],
+            registry=self.registry,
+            buckets=CALL_BUCKETS,
+        )
+
+        def observe(method: str, code: str, took_s: float) -> None:
+            counter.labels(self._run, method, code).inc()
+            seconds.labels(self._run, method).observe(took_s)
+
+        return observe
+
+    def certificate(self, file: Optional[Path]) -> None:
+        """Show when the certificate that the service listens with ends, read anew at each scrape."""
+        if file is not None:
+            ends: Gauge = Gauge(
+                self._prefix + "certificate_expires_timestamp_seconds",
+                "When the service's certificate ends, in seconds since 1970; 0: it cannot be read.",
+                ["run"],
+                registry=self.registry,
+            )
+            ends.labels(self._run).set_function(lambda: _expires(file))
+
+    def serve(
+        self,
+        port: int,
+        option_name: str,
+        *,
+        host: str = "127.0.0.1",
+        security: ServerSecurity = LISTEN_IN_THE_CLEAR,
+    ) -> int:
+        """Serve the endpoint and return its port (any free one for 0).
 
         Raises:
-            UserError: the port is taken.
+            UserError: the port is taken, or the host's name is none of this machine.
         """
-        try:
-            self._server, _thread = start_http_server(port, addr="127.0.0.1", registry=self.registry)
-        except OSError as error:
-            raise UserError(
-                f"cannot serve metrics on port {port}: {error}; choose another with {option_name}"
-            ) from None
-        return int(self._server.server_port)
+        self._server = MetricsServer(host, port, option_name, self.registry, security)
+        self._server.start()
+        return self._server.port
 
     def stop(self) -> None:
         if self._server is not None:
-            self._server.shutdown()
-            self._server.server_close()
+            self._server.stop()

@@ -13,8 +13,10 @@ from typing import Any, Callable, List, Optional, Tuple, TypeVar
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from services.common.call_observer import CallObserver, Observe
 from services.common.errors import UserError
 from services.common.log import Log
+from services.common.security.transport import CALL_IN_THE_CLEAR, LISTEN_IN_THE_CLEAR, ClientSecurity, ServerSecurity
 
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024  # alike on both ends, so that an oversize message fails where it is made
 
@@ -72,9 +74,9 @@ class Unavailable(Exception):
     """The peer did not answer in time; the call may be repeated."""
 
 
-def connect(address: str) -> grpc.Channel:
+def connect(address: str, security: ClientSecurity = CALL_IN_THE_CLEAR) -> grpc.Channel:
     """Open a channel; it connects when first used, and again after each break."""
-    return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+    return security.channel(address, CHANNEL_OPTIONS)
 
 
 def call_once(method: Callable[..., Response], request: Any, *, timeout_s: float) -> Response:
@@ -106,9 +108,16 @@ class Caller:
     """
 
     def __init__(
-        self, peer_name: str, address: str, stopping: threading.Event, log: Log, *, patience_s: float = PATIENCE_S
+        self,
+        peer_name: str,
+        address: str,
+        stopping: threading.Event,
+        log: Log,
+        *,
+        security: ClientSecurity = CALL_IN_THE_CLEAR,
+        patience_s: float = PATIENCE_S,
     ) -> None:
-        self.channel = connect(address)
+        self.channel = connect(address, security)
         self.waiting_for = ""
         self._peer = f"{peer_name} at {address}"
         self._stopping = stopping
@@ -167,16 +176,35 @@ class Backoff:
         return wait_s
 
 
+def _say_nothing(_word: str) -> None:
+    """Count no rejected calls."""
+
+
 class Server:
     """A gRPC server with health, bound to exactly one address."""
 
-    def __init__(self, address: str, *, max_workers: int, option_name: str) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        max_workers: int,
+        option_name: str,
+        max_calls: int = 0,
+        security: ServerSecurity = LISTEN_IN_THE_CLEAR,
+        on_rejected: Callable[[str], None] = _say_nothing,
+        observe: Optional[Observe] = None,
+    ) -> None:
         """Bind `address`; port 0 takes any free one.
 
         Args:
             address: HOST:PORT.
             max_workers: threads; each call holds one while it runs.
+            max_calls: under way at once, those that wait for a thread included; more are told to come again. 0: four
+                for each thread.
             option_name: what the user would change, named in the error.
+            security: certificate and tokens.
+            on_rejected: told why a call was rejected at the door, one word.
+            observe: told method, code and seconds of each call that ends.
 
         Raises:
             UserError: the port is taken, or the address cannot be bound.
@@ -185,7 +213,11 @@ class Server:
         self._server = grpc.server(
             self._pool,
             options=SERVER_OPTIONS,
-            maximum_concurrent_rpcs=4 * max_workers,
+            maximum_concurrent_rpcs=max_calls or 4 * max_workers,
+            interceptors=[
+                *([CallObserver(observe)] if observe else []),  # outermost: it sees what the guard rejects too
+                *security.interceptors(on_rejected),
+            ],
         )
         self._health = health.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -193,7 +225,12 @@ class Server:
         self.port = 0
         if _is_free(host, int(port)):
             with contextlib.suppress(RuntimeError):  # taken since
-                self.port = self._server.add_insecure_port(address)
+                credentials = security.credentials()
+                self.port = (
+                    self._server.add_secure_port(address, credentials)
+                    if credentials
+                    else self._server.add_insecure_port(address)
+                )
         if self.port == 0:
             raise UserError(
                 f"cannot listen on {address}: is another process using port {port}? "

@@ -54,9 +54,11 @@ class RunFolder:
         self.path = path
         self.config = path / "config.toml"
         self.checkpoints = path / "checkpoints"
+        self.helpers = path / "helpers"
         self.versions = path / "versions.json"
         self.tensorboard = path / "tensorboard"
         self.staleness = path / "staleness.jsonl"
+        self.non_finite = path / "non_finite"
         self.logs = path / "logs"
         self.result = path / "result.json"
         self.learning_curve = path / "learning_curve.png"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
+import re
 from pathlib import Path
 from typing import Any, Dict, Mapping, Tuple
 
@@ -12,19 +15,42 @@ import numpy.typing as npt
 import safetensors
 import safetensors.numpy
 
+from services.common.files import make_atomically
+
 FORMAT_VERSION = 1
 
 
 def seal(tensors: Mapping[str, npt.NDArray[Any]], facts: Mapping[str, Any]) -> bytes:
     """Serialize tensors and JSON-like facts."""
-    text = json.dumps(facts)
-    whole = {
-        "facts": text,
-        "digest": _digest(tensors, text),
-        "format_version": str(FORMAT_VERSION),
-    }
-    data: bytes = safetensors.numpy.save({k: np.asarray(v, order="C") for k, v in tensors.items()}, metadata=whole)
+    data: bytes = safetensors.numpy.save(_contiguous(tensors), metadata=_whole(tensors, facts))
     return data
+
+
+def write_sealed(file: Path, tensors: Mapping[str, npt.NDArray[Any]], facts: Mapping[str, Any]) -> None:
+    """Write the same to a file, atomically, without a second copy in memory, and without holding up other threads.
+
+    Raises:
+        UserError: the disk is full or the folder cannot be written; the old file is untouched.
+    """
+    whole = _whole(tensors, facts)
+
+    def write(aside: Path) -> None:
+        try:
+            safetensors.numpy.save_file(_contiguous(tensors), str(aside), metadata=whole)
+        except safetensors.SafetensorError as error:
+            raise _system_error(error) from None
+
+    make_atomically(file, write)
+
+
+def _contiguous(tensors: Mapping[str, npt.NDArray[Any]]) -> Dict[str, npt.NDArray[Any]]:
+    return {name: np.asarray(tensor, order="C") for name, tensor in tensors.items()}
+
+
+def _whole(tensors: Mapping[str, npt.NDArray[Any]], facts: Mapping[str, Any]) -> Dict[str, str]:
+    """The metadata of a sealed file."""
+    text = json.dumps(facts)
+    return {"facts": text, "digest": _digest(tensors, text), "format_version": str(FORMAT_VERSION)}
 
 
 def unseal(file: Path) -> Tuple[Dict[str, npt.NDArray[Any]], Dict[str, Any]]:
@@ -45,6 +71,13 @@ def unseal(file: Path) -> Tuple[Dict[str, npt.NDArray[Any]], Dict[str, Any]]:
         raise ValueError("its digest does not match its content")
     facts: Dict[str, Any] = json.loads(whole["facts"])
     return tensors, facts
+
+
+def _system_error(error: Exception) -> OSError:
+    """The error of the system behind one of the library, which tells its number in words alone."""
+    number = re.search(r"(?:os error |code: )(\d+)", str(error))  # as recent versions of the library say it, and older
+    code = int(number[1]) if number else errno.EIO
+    return OSError(code, os.strerror(code))
 
 
 def _digest(tensors: Mapping[str, npt.NDArray[Any]], facts: str) -> str:

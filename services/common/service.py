@@ -9,11 +9,11 @@ import sys
 import threading
 import traceback
 from pathlib import Path
-from typing import Callable, List, Sequence
+from typing import Callable, Dict, List, Mapping, Optional, Sequence
 
 from services.common.config.load import load
 from services.common.config.run import RunConfig
-from services.common.errors import EXIT_CRASH, EXIT_OK, UserError
+from services.common.errors import EXIT_CRASH, EXIT_OK, Crash, UserError
 from services.common.lifecycle import Lifecycle
 from services.common.log import Log, make_log
 from services.common.rpc import Stopped
@@ -21,32 +21,42 @@ from services.common.rpc import Stopped
 Run = Callable[[RunConfig, Lifecycle, Log], None]
 
 
-def main(service: str, run: Run, arguments: Sequence[str]) -> int:
+def main(service: str, run: Run, arguments: Sequence[str], short_flags: Optional[Mapping[str, str]] = None) -> int:
     """Run a service to its end and return the exit code.
 
     Args:
         service: its name, for help and errors.
         run: builds the parts, starts them, runs, and stops them.
         arguments: `[FILE.toml] [--section.key VALUE ...]`.
+        short_flags: other names of flags, as in `--chief` for `--helper.chief`.
     """
-    flags: List[str] = list(arguments)
+    short: Dict[str, str] = dict(short_flags or {})
+    flags: List[str] = [_in_full(word, short) for word in arguments]
     if "--help" in flags or "-h" in flags:
-        print(f"usage: shoal {service} [FILE.toml] [--section.key VALUE ...]   (`shoal config show` lists the keys)")
+        names = "".join(f" [{name} VALUE]" for name in short)
+        print(f"usage: shoal {service} [FILE.toml]{names} [--section.key VALUE ...]   (`shoal config show` lists keys)")
         return EXIT_OK
     file = flags.pop(0) if flags and not flags[0].startswith("--") else ""
-    log = make_log(sys.stdout)
     lifecycle = Lifecycle()
     try:
         loaded = load(Path(file) if file else None, flags, os.environ)
         # All processes of one file agree on its stem when the run has no name.
         config = loaded.config.named(Path(file).stem if file else "shoal")
+        log = make_log(
+            sys.stdout,
+            style=config.log.style,
+            level=config.log.level,
+            service=service,
+            run=config.run.name,
+            incarnation=f"{lifecycle.incarnation:016x}",
+        )
         lifecycle.start(os.environ)
         threading.excepthook = lambda failed: lifecycle.fail(failed.exc_value or SystemError(failed.exc_type))
         with contextlib.suppress(Stopped):
             run(config, lifecycle, log)
         lifecycle.check()
-    except UserError as error:
-        lifecycle.stop("a mistake to mend")
+    except (UserError, Crash) as error:
+        lifecycle.stop("a mistake to mend" if isinstance(error, UserError) else "a crash")
         print(f"shoal {service}: {error}", file=sys.stderr, flush=True)
         return error.exit_code
     except OSError as error:
@@ -63,3 +73,8 @@ def main(service: str, run: Run, arguments: Sequence[str]) -> int:
         return EXIT_CRASH
     log.info("stopped", reason=lifecycle.reason or "done")
     return EXIT_OK
+
+
+def _in_full(word: str, short_flags: Mapping[str, str]) -> str:
+    name, equals, value = word.partition("=")
+    return short_flags.get(name, name) + equals + value

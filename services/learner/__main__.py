@@ -1,4 +1,4 @@
-"""`shoal learner`: the chief as a process."""
+"""`shoal learner`: the chief, or with `--chief` a helper, as a process."""
 
 from __future__ import annotations
 
@@ -9,14 +9,19 @@ from services.common.lifecycle import Lifecycle
 from services.common.log import Log
 from services.common.service import main
 from services.learner.chief import Chief
+from services.learner.helper import Helper
 
 
 def run(config: RunConfig, lifecycle: Lifecycle, log: Log) -> None:
     """Build the parts, start, run, stop in reverse."""
+    if config.helper.chief:
+        with Helper(config, lifecycle, log) as helper:
+            helper.contribute()
+        return
     with Chief(config, lifecycle, log) as chief:
         chief.train()
         chief.say_farewell()
 
 
 if __name__ == "__main__":
-    sys.exit(main("learner", run, sys.argv[1:]))
+    sys.exit(main("learner", run, sys.argv[1:], short_flags={"--chief": "--helper.chief"}))

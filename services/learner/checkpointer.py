@@ -4,45 +4,63 @@ from __future__ import annotations
 
 import queue
 import threading
-from typing import Callable
+from typing import Any, Callable, Mapping, Optional
+
+import numpy.typing as npt
 
 from services.common.lifecycle import Lifecycle
 from services.learner.checkpoint import Checkpoint, CheckpointFolder
 
+State = Mapping[str, npt.NDArray[Any]]
+
 
 class Checkpointer:
-    """At most one checkpoint waits to be written; a due one is put off while the last is still on its way."""
+    """One checkpoint is on its way at a time; a due one is put off until then, and is copied into its memory."""
 
     def __init__(
         self,
         folder: CheckpointFolder,
-        take: Callable[[], Checkpoint],
+        take: Callable[[Optional[State]], Checkpoint],
         *,
         period_s: float,
         clock: Callable[[], float],
         lifecycle: Lifecycle,
     ) -> None:
+        """Start the thread.
+
+        Args:
+            folder: where they are written.
+            take: copies the present state, into the memory of an earlier one if that is given.
+            period_s: between two checkpoints.
+            clock: monotonic seconds.
+            lifecycle: a write that fails stops the process.
+        """
         self._folder = folder
         self._take = take
         self._period_s = period_s
         self._clock = clock
         self._stopping = lifecycle.stopping
         self._done = threading.Event()
+        self._idle = threading.Event()  # nothing is on its way, and `_spare` is the caller's
+        self._idle.set()
+        # Of the last checkpoint that was written; taken now, for memory that is new to the process is slow to fill.
+        self._spare: State = take(None).state
         self._due_at = clock() + period_s
         self._queue: queue.Queue[Checkpoint] = queue.Queue(maxsize=1)
         self._thread = lifecycle.spawn("checkpointer", self._write_until_stopped)
 
     def save_if_due(self) -> None:
         """Copy the state and hand it to the thread when the period is over."""
-        if self._clock() >= self._due_at and self._queue.empty():
+        if self._clock() >= self._due_at and self._idle.is_set():
             self._due_at = self._clock() + self._period_s
-            self._queue.put(self._take())
+            self._idle.clear()
+            self._queue.put(self._take(self._spare))
 
     def finish(self) -> None:
         """Write the present state before returning; call it when the loop has ended."""
         self._done.set()
         self._thread.join()
-        self._folder.save(self._take())
+        self._folder.save(self._take(self._spare if self._idle.is_set() else None))
 
     def _write_until_stopped(self) -> None:
         while not (self._done.is_set() or self._stopping.is_set()):
@@ -51,3 +69,5 @@ class Checkpointer:
             except queue.Empty:
                 continue
             self._folder.save(checkpoint)
+            self._spare = checkpoint.state
+            self._idle.set()

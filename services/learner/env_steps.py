@@ -7,6 +7,7 @@ from typing import Dict, Mapping
 
 from services.common.lifecycle import Lifecycle
 from services.common.rpc import Stopped, Unavailable
+from services.learner.observation_statistics import ObservationStatistics
 from services.learner.replay_client import ReplayClient
 from shoal.v1 import replay_pb2
 
@@ -27,13 +28,15 @@ class AcknowledgedSteps:
         """As kept in checkpoints."""
         return dict(self._steps)
 
-    def watch(self, replay: ReplayClient, lifecycle: Lifecycle) -> None:
-        """Poll until the process stops; run it on a thread."""
+    def watch(self, replay: ReplayClient, lifecycle: Lifecycle, statistics: ObservationStatistics) -> None:
+        """Poll until the process stops; run it on a thread. `statistics` hear the same answers while they need them."""
         while not lifecycle.stopping.wait(POLL_PERIOD_S):
             try:
-                self._note(replay.info())
+                info = replay.info(with_moments=not statistics.is_frozen)
             except Stopped:
                 return
+            self._note(info)
+            statistics.note(info)
 
     def poll_once(self, replay: ReplayClient) -> None:
         """Ask now, and be content with what was known if the replay does not answer."""

@@ -7,7 +7,7 @@ from typing import Callable, Optional
 from services.common.lifecycle import Lifecycle
 from services.common.log import Log
 from services.common.run_folder import Evaluation
-from services.learner.parameter_service import Readers
+from services.learner.readers import Readers
 from shoal.v1 import experience_pb2
 
 READERS_WAIT_S = 5.0
@@ -29,7 +29,9 @@ def wait_for_readers(
     said = ""
     while not lifecycle.stopping.wait(0.05):
         waited = clock() - began
-        living = readers.living(LIVING_WITHIN_S)
+        # Many readers ask less often; each gets the time for a question, and for one that was lost.
+        readers_wait_s = max(READERS_WAIT_S, 2 * readers.ask_again_s)
+        living = readers.living(max(LIVING_WITHIN_S, 2 * readers.ask_again_s))
         untold = [reader.peer.name for reader in living if not reader.told_finished]
         # An evaluator asks between two judgements alone, and one of them may take long.
         judging = [
@@ -40,7 +42,7 @@ def wait_for_readers(
         latest = latest_evaluation()
         if latest is not None and latest.version >= last_version:
             judging = []
-        if (not untold or waited > READERS_WAIT_S) and (not judging or waited > EVALUATOR_WAIT_S):
+        if (not untold or waited > readers_wait_s) and (not judging or waited > EVALUATOR_WAIT_S):
             return
         reason = f"waiting for {', '.join(judging or untold)} to hear that training is finished"
         if reason != said:

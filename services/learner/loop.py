@@ -1,42 +1,46 @@
-"""The learner's loop: next batch, step, priorities back, publish by period, checkpoint by period."""
+"""The learner's loop: next batch, its weights, step, priorities back, publish by period, checkpoint by period."""
 
 from __future__ import annotations
 
 from typing import Callable
 
-from services.agent.algorithm import Learner
 from services.learner.data_staleness import DataStaleness
 from services.learner.importance import importance_weights
+from services.learner.joint_update import Updater
 from services.learner.monitor import Monitor
+from services.learner.nan_guard import NanGuard
 from services.learner.replay_client import ReplayClient
 
 
 def train(
-    learner: Learner,
+    updater: Updater,
     batches: ReplayClient,
+    guard: NanGuard,
     monitor: Monitor,
     staleness: DataStaleness,
     *,
-    publish: Callable[[], None],
+    publish_if_due: Callable[[], None],
     checkpoint_if_due: Callable[[], None],
     max_updates: int,
-    publish_period: int,
     importance_exponent: float,
 ) -> None:
-    """Train until `max_updates`; the loop knows no algorithm and no gRPC.
+    """Train until `max_updates`; the loop knows no algorithm, no helpers and no gRPC.
 
     Raises:
         Stopped: the process is to end before that.
+        TooManyNonFiniteUpdates: the training has diverged.
     """
-    while learner.updates < max_updates:
+    while updater.updates < max_updates:
         drawn = batches.next()
+        before = updater.updates
         weights = importance_weights(drawn.batch, importance_exponent)
-        weights = staleness.weigh(drawn, learner.updates, weights)
+        weights = staleness.weigh(drawn, before, weights)
         if not weights.any():
             continue  # all of it became too old in the queue: the ledger has counted it
-        update = learner.update(drawn.batch, weights)
-        batches.report(drawn, update.td_error)
-        monitor.after_update(learner.updates, drawn.batch, update)
-        if learner.updates % publish_period == 0:
-            publish()
+        update = guard.update(drawn, weights)
+        if update is not None:
+            monitor.after_update(updater.updates, drawn.batch, update)
+        # One that was stopped may have moved the critics, and then counts; or nothing, and then is no update.
+        if updater.updates > before:
+            publish_if_due()
         checkpoint_if_due()

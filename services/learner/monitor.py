@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.agent.algorithm import Update
+from services.agent.health import TEXTS
 from services.common.batch import Batch
 from services.common.metrics import Metrics
 from services.common.run_folder import Evaluation, Progress
@@ -108,5 +109,11 @@ class Monitor:
         for name, value in values.items():
             self._events.scalar(f"learning/{name}", value, updates)
             if name not in self._scalars:
-                self._scalars[name] = self._metrics.gauge(f"learning_{name}", f"The algorithm's {name}, latest.")
+                self._scalars[name] = self._metrics.gauge(f"learning_{name}", _help(name))
             self._scalars[name].set(value)
+
+
+def _help(name: str) -> str:
+    """The sentence of a metric of the algorithm."""
+    text = TEXTS.get(name, f"{name} of the algorithm, latest")
+    return f"{text[0].upper()}{text[1:]}."

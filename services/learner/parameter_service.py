@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 import threading
-import time
 from dataclasses import dataclass, field
-from typing import Callable, Dict, List, Optional
+from typing import Callable, Optional, Union
 
-import google_crc32c
 import grpc
 import numpy as np
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 
 from services.common.errors import UserError
 from services.common.log import Log
+from services.common.parameter_download import PART_BYTES
+from services.common.parameter_set import decode_set, encode_set
 from services.common.peer import objection
 from services.common.rpc import refuse
 from services.common.run_folder import Evaluation, Progress, RunFolder
 from services.learner.parameter_store import ParameterStore
-from shoal.v1 import experience_pb2, parameters_pb2, parameters_pb2_grpc
+from services.learner.published_set import PublishedSet
+from services.learner.readers import Question, Readers
+from shoal.v1 import experience_pb2, parameters_pb2
 
-MAX_PART_BYTES = 4 * 1024 * 1024
-
-
-@dataclass
-class Reader:
-    """A process that fetches parameters."""
-
-    peer: experience_pb2.Peer
-    version: int
-    digest: str
-    seen_at: float
-    told_finished: bool
+UNHEEDED = 10  # sets in a row that a reader asked for and did not take: that is told
+LISTED_S = 60.0  # readers that were silent for longer are not listed
 
 
 @dataclass
@@ -41,34 +35,29 @@ class Status:
     progress: Progress = field(default_factory=Progress)
     lag_p50: float = 0.0
     lag_p95: float = 0.0
+    non_finite_updates: int = 0  # stopped in this life
 
 
-class Readers:
-    """Who runs which version, and the rungs of the exploration ladder that actors lease."""
+def add_to_server(servicer: ParameterServicer, server: grpc.Server) -> None:
+    """Register all calls of `ParameterService`.
 
-    def __init__(self, clock: Callable[[], float], num_actors: int) -> None:
-        self._clock = clock
-        self._num_actors = num_actors
-        self._lock = threading.Lock()
-        self._readers: Dict[str, Reader] = {}
-        self._rungs: Dict[str, int] = {}
+    As the generated function, but for answers that are serialized already: a part of a set is made into a message once
+    and not once for each of its readers, which halves the CPU of a download.
+    """
+    service = parameters_pb2.DESCRIPTOR.services_by_name["ParameterService"]
+    handlers = {
+        method.name: grpc.unary_unary_rpc_method_handler(
+            getattr(servicer, method.name),
+            request_deserializer=GetMessageClass(method.input_type).FromString,
+            response_serializer=_serialize,
+        )
+        for method in service.methods
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
 
-    def saw(self, request: parameters_pb2.GetManifestRequest, *, finished: bool) -> None:
-        """Note a reader's call."""
-        reader = Reader(request.peer, request.running_version, request.running_digest, self._clock(), finished)
-        with self._lock:
-            self._readers[request.peer.name] = reader
 
-    def lease_rung(self, name: str) -> int:
-        """The ladder's rung of actor `name`: the same in each of its lives, shared once all are taken."""
-        with self._lock:
-            return self._rungs.setdefault(name, len(self._rungs) % self._num_actors)
-
-    def living(self, within_s: float) -> List[Reader]:
-        """Readers that called within the last `within_s` seconds."""
-        now = self._clock()
-        with self._lock:
-            return [reader for reader in self._readers.values() if now - reader.seen_at <= within_s]
+def _serialize(response: Union[Message, bytes]) -> bytes:
+    return response if isinstance(response, bytes) else response.SerializeToString()
 
 
 def _load_best(folder: RunFolder, log: Log) -> Optional[Evaluation]:
@@ -81,8 +70,8 @@ def _load_best(folder: RunFolder, log: Log) -> Optional[Evaluation]:
     return best[1] if best else None
 
 
-class ParameterServicer(parameters_pb2_grpc.ParameterServiceServicer):
-    """Translates calls into the store, the readers and the run folder."""
+class ParameterServicer:
+    """Translates calls into the store, the readers and the run folder; `add_to_server` registers it."""
 
     def __init__(
         self,
@@ -118,42 +107,101 @@ class ParameterServicer(parameters_pb2_grpc.ParameterServiceServicer):
     def GetManifest(  # noqa: N802 (gRPC's name)
         self, request: parameters_pb2.GetManifestRequest, context: grpc.ServicerContext
     ) -> parameters_pb2.GetManifestResponse:
-        refuse(context, objection(request.peer, self._run_id))
-        finished = self._status.run_state == parameters_pb2.RUN_STATE_FINISHED
-        self._readers.saw(request, finished=finished)
-        if request.peer.role == experience_pb2.ROLE_EVALUATOR:
-            self._store.hold_newest(request.peer.name)
-        response = parameters_pb2.GetManifestResponse(
-            run_state=self._status.run_state, chief_incarnation=self._incarnation, num_actors=self._num_actors
-        )
-        if request.peer.role == experience_pb2.ROLE_ACTOR:
-            response.actor_index = self._readers.lease_rung(request.peer.name)
-        newest = self._store.newest
-        if newest is not None and newest.version > request.newer_than:
-            response.available = True
-            response.version = newest.version
-            response.updates = newest.updates
-            response.size_bytes = len(newest.data)
-            response.digest = newest.digest
-        return response
+        self._check(request, context)
+        return self._manifest(request, self._newer(request))
 
     def Get(  # noqa: N802
         self, request: parameters_pb2.GetParametersRequest, context: grpc.ServicerContext
-    ) -> parameters_pb2.GetParametersResponse:
-        refuse(context, objection(request.peer, self._run_id))
-        published = self._store.find(request.version)
-        if published is None:
-            return parameters_pb2.GetParametersResponse(superseded=True)
-        size = min(request.max_bytes or MAX_PART_BYTES, MAX_PART_BYTES)
-        part = published.data[request.offset_bytes : request.offset_bytes + size]
-        return parameters_pb2.GetParametersResponse(data=part, crc32c=google_crc32c.value(part))
+    ) -> Union[parameters_pb2.GetParametersResponse, bytes]:
+        self._check(request, context)
+        head, offset_bytes = b"", request.offset_bytes
+        if request.version == 0:
+            published = self._newer(request)
+            response = parameters_pb2.GetParametersResponse(manifest=self._manifest(request, published))
+            if published is None:
+                return response
+            head, offset_bytes = response.SerializeToString(), 0
+        else:
+            published = self._store.find(request.role, request.version)
+            if published is None:
+                return parameters_pb2.GetParametersResponse(superseded=True)
+        part = published.answer(offset_bytes, request.max_bytes)
+        end = offset_bytes + (request.max_bytes or PART_BYTES)
+        self._store.note_fetch(published, request.peer.name, is_last_part=end >= published.size_bytes)
+        return head + part  # messages one after the other are one message with the fields of both
+
+    def _check(self, question: Question, context: grpc.ServicerContext) -> None:
+        """Refuse who does not belong here, and who asks for what this run does not publish."""
+        peer = question.peer
+        refuse(context, objection(peer, self._run_id))
+        if question.role == parameters_pb2.PARAMETER_ROLE_UNSPECIFIED:
+            refuse(
+                context,
+                f"{peer.name} does not say which parameters it wants; install the same version of shoal on both",
+            )
+        is_average = question.role == parameters_pb2.PARAMETER_ROLE_AVERAGE
+        if is_average and self._store.newest is not None and self._store.newest_of(question.role) is None:
+            refuse(
+                context,
+                f"{peer.name} asks for the averaged policy, and this run has none: set learner.average_rate above 0, "
+                "or evaluator.parameters to act",
+            )
+
+    def _newer(self, question: Question) -> Optional[PublishedSet]:
+        """Note who asks; what it should run instead of what it runs, if there is anything."""
+        peer, running, role = question.peer, question.running_version, question.role
+        if peer.role == experience_pb2.ROLE_EVALUATOR:
+            newest = self._store.hold_newest(peer.name, role)
+        else:
+            newest = self._store.newest_of(role)
+        published_digest = self._store.digest_of(role, running) if running else ""
+        differs = bool(running and published_digest) and question.running_digest != published_digest
+        # One above the newest: the folder of the run was replaced, and versions began anew.
+        offered = newest if newest is not None and (differs or question.newer_than != newest.version) else None
+        reader, is_mismatch = self._readers.saw(
+            question,
+            finished=self._status.run_state == parameters_pb2.RUN_STATE_FINISHED,
+            offered=offered is not None,
+            published_digest=published_digest,
+        )
+        if is_mismatch:
+            self._log.warning(
+                "a reader does not run the version that it says: it is sent the newest again",
+                reader=peer.name,
+                version=running,
+                runs_digest=question.running_digest or "none",
+                published_digest=published_digest,
+            )
+        if reader.unheeded == UNHEEDED:
+            self._log.warning(
+                "a reader asks for newer parameters and goes on with old ones: what it is sent does not arrive whole",
+                reader=peer.name,
+                version=running,
+                lag_updates=self._store.lag_of_reader(role, running, self._status.progress.updates),
+            )
+        return offered
+
+    def _manifest(self, question: Question, published: Optional[PublishedSet]) -> parameters_pb2.GetManifestResponse:
+        response = parameters_pb2.GetManifestResponse(
+            run_state=self._status.run_state,
+            chief_incarnation=self._incarnation,
+            num_actors=self._num_actors,
+            ask_again_seconds=self._readers.ask_again_s,
+        )
+        if question.peer.role == experience_pb2.ROLE_ACTOR:
+            response.actor_index = self._readers.lease_rung(question.peer.name)
+        if published is not None:
+            response.available = True
+            response.version, response.updates = published.version, published.updates
+            response.size_bytes, response.digest = published.size_bytes, published.digest
+        return response
 
     def ReportEvaluation(  # noqa: N802
         self, request: parameters_pb2.ReportEvaluationRequest, context: grpc.ServicerContext
     ) -> parameters_pb2.ReportEvaluationResponse:
         refuse(context, objection(request.peer, self._run_id))
-        published = self._store.find(request.version)
-        if published is None or published.digest != request.digest:
+        published = self._store.find_held(request.version, request.digest)
+        if published is None:
             return parameters_pb2.ReportEvaluationResponse(
                 reason=f"version {request.version} is not held any more: evaluate the newest"
             )
@@ -170,7 +218,7 @@ class ParameterServicer(parameters_pb2_grpc.ParameterServiceServicer):
             env_steps=self._status.progress.env_steps,
         )
         try:
-            best = self._keep(evaluation, published.data)
+            best = self._keep(evaluation, published)
         except UserError as error:  # the disk is full: the chief cannot go on, and its caller is not to blame
             self._fail(error)
             context.abort(grpc.StatusCode.UNAVAILABLE, f"the chief ends: {error}")
@@ -184,12 +232,19 @@ class ParameterServicer(parameters_pb2_grpc.ParameterServiceServicer):
         )
         return parameters_pb2.ReportEvaluationResponse(best=best)
 
-    def _keep(self, evaluation: Evaluation, data: bytes) -> bool:
+    @property
+    def best_updates(self) -> Optional[int]:
+        """Updates behind the best version; None before the first evaluation."""
+        best = self._best
+        return best.updates if best is not None else None
+
+    def _keep(self, evaluation: Evaluation, published: PublishedSet) -> bool:
         """Add to the learning curve, and keep the parameters if they are the best so far."""
         with self._lock:
             best = evaluation.better_than(self._best)
             if best:
-                self._folder.save_best(data, evaluation)
+                # As it acted: rounded to what it travelled in, and float32 again.
+                self._folder.save_best(encode_set(decode_set(published.data)), evaluation)
                 self._best = evaluation
             self._folder.append_evaluation(evaluation)
             self.latest = evaluation
@@ -212,6 +267,7 @@ class ParameterServicer(parameters_pb2_grpc.ParameterServiceServicer):
             lag_p95_updates=status.lag_p95,
             training_seconds=status.progress.training_seconds,
             env_steps=status.progress.env_steps,
+            non_finite_updates=status.non_finite_updates,
             success_rate=-1.0,
             best_success_rate=-1.0,
         )
@@ -221,16 +277,17 @@ class ParameterServicer(parameters_pb2_grpc.ParameterServiceServicer):
         if latest is not None:
             response.evaluated_version, response.success_rate = latest.version, latest.success_rate
             response.mean_return = latest.mean_return
-        now = time.monotonic()
-        for reader in self._readers.living(within_s=60.0):
-            lag = self._store.lag(np.array([reader.version], np.int64), status.progress.updates)
+        for reader in self._readers.living(within_s=LISTED_S):
             response.readers.add(
                 name=reader.peer.name,
                 role=reader.peer.role,
                 incarnation=reader.peer.incarnation,
                 version=reader.version,
                 digest=reader.digest,
-                seconds_since_call=now - reader.seen_at,
-                lag_updates=int(lag[0]),
+                seconds_since_call=self._readers.silence_s(reader),
+                lag_updates=self._store.lag_of_reader(reader.role, reader.version, status.progress.updates),
+                parameters=reader.role,
+                digest_differs=reader.digest_differs,
+                waiting_for=reader.waiting_for,
             )
         return response

@@ -5,29 +5,34 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass
-from typing import Callable, List, Optional, Tuple
+from typing import Callable, Iterator, List, Optional, Tuple, Union
 
 import numpy as np
 import numpy.typing as npt
 
 from services.common.batch import Batch
-from services.common.codec import decode_batch, decode_drawn, decode_schema
+from services.common.codec import decode_schema
 from services.common.errors import UserError
 from services.common.lifecycle import Lifecycle
 from services.common.log import Log
 from services.common.peer import Peer
 from services.common.round_trip import RoundTrips
 from services.common.rpc import Caller, Refused, Stopped, Unavailable, call_once
+from services.common.sample_codec import SampleAnswer, decode_batch, decode_drawn, read_response
 from services.common.schema import Schema
+from services.common.security.transport import CALL_IN_THE_CLEAR, ClientSecurity
 from services.common.stamps_codec import StampSource
 from services.learner.batch_queue import BatchQueue
 from services.learner.ring_rows import RingRows, attach
 from shoal.v1 import replay_pb2, replay_pb2_grpc
 
+SAMPLE_METHOD = f"/{replay_pb2.DESCRIPTOR.services_by_name['ReplayService'].full_name}/Sample"
 SAMPLE_WAIT_S = 2.0  # how long the replay may hold a Sample; the call's deadline is this and a margin
 CALL_MARGIN_S = 3.0  # a stop must not wait longer for a replay that is frozen
 INFO_TIMEOUT_S = 3.0
-MAX_ROW_BYTES = 32 * 1024 * 1024  # of a call's batches: larger messages, and larger blocks of memory, are slower
+WAIT_S = 0.1  # between two looks at whether to stop
+MAX_ROW_BYTES = 32 << 20  # in one piece: larger messages, and larger blocks of memory, are slower
+MAX_WAITING_BYTES = 128 << 20  # of rows that wait for the learner: no more are fetched then
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,7 @@ class ReplayClient:
         rng: np.random.Generator,
         lifecycle: Lifecycle,
         log: Log,
+        security: ClientSecurity = CALL_IN_THE_CLEAR,
     ) -> None:
         """Prepare; `start` begins to draw.
 
@@ -63,7 +69,7 @@ class ReplayClient:
             address: of the replay.
             peer: who asks.
             batch_size: items of a batch (N).
-            batches_per_sample: batches asked for in one call (K), fewer where their rows would be too large for one.
+            batches_per_sample: batches asked for in one call (K), fewer where too large rows would come with it.
             samples_in_flight: calls under way at once; as many threads.
             transport: "mapped" gathers rows from the ring of a replay on the same host, "grpc" has them sent, "auto"
                 takes the first where it can.
@@ -71,12 +77,20 @@ class ReplayClient:
             rng: chooses the items that stand in for overwritten ones.
             lifecycle: ends the waits.
             log: where waits are said.
+            security: certificates and token.
         """
-        self._caller = Caller("replay", address, lifecycle.stopping, log)
+        self._caller = Caller("replay", address, lifecycle.stopping, log, security=security)
         self._stub = replay_pb2_grpc.ReplayServiceStub(self._caller.channel)
+        # As the stub's, but the rows stay in the bytes that came.
+        self._sample: Callable[..., SampleAnswer] = self._caller.channel.unary_unary(
+            SAMPLE_METHOD,
+            request_serializer=replay_pb2.SampleRequest.SerializeToString,
+            response_deserializer=read_response,
+        )
         self._peer = peer
         self._batch_size = batch_size
-        self._batches_per_sample = self._num_batches = batches_per_sample
+        self._batches_per_sample = self._batches_of_rows = batches_per_sample
+        self._max_waiting = 1  # batches in the queue above which no more rows are fetched
         self._samples_in_flight = samples_in_flight
         self._transport = transport
         self._ring: Optional[RingRows] = None  # None: rows come over gRPC
@@ -85,7 +99,8 @@ class ReplayClient:
         self._rng = rng
         self._lifecycle = lifecycle
         self._log = log
-        self._queue: BatchQueue[DrawnBatch] = BatchQueue(batches_per_sample)
+        # No more is drawn ahead than all calls under way bring: the older a draw, the staler its priorities.
+        self._queue: BatchQueue[DrawnBatch] = BatchQueue(batches_per_sample * samples_in_flight)
         self._priorities: List[Tuple[int, npt.NDArray[np.int64], npt.NDArray[np.float32]]] = []
         self._lock = threading.Lock()
         self._paused = threading.Event()
@@ -122,9 +137,9 @@ class ReplayClient:
             self._lifecycle.stopping.wait(0.2)
         raise Stopped
 
-    def info(self) -> replay_pb2.GetReplayInfoResponse:
+    def info(self, *, with_moments: bool = False) -> replay_pb2.GetReplayInfoResponse:
         """The replay's state; waits for the replay to be there."""
-        request = replay_pb2.GetReplayInfoRequest(peer=self._peer.to_proto())
+        request = replay_pb2.GetReplayInfoRequest(peer=self._peer.to_proto(), with_moments=with_moments)
         return self._caller.call(self._stub.GetInfo, request, timeout_s=INFO_TIMEOUT_S)
 
     def info_once(self) -> replay_pb2.GetReplayInfoResponse:
@@ -148,7 +163,8 @@ class ReplayClient:
             UserError: the ring must be mapped and cannot be.
         """
         self._digest = schema.digest
-        self._num_batches = batches_of_a_call(self._batches_per_sample, self._batch_size, schema)
+        self._batches_of_rows = min(self._batches_per_sample, batches_in(MAX_ROW_BYTES, self._batch_size, schema))
+        self._max_waiting = batches_in(MAX_WAITING_BYTES, self._batch_size, schema)
         self._attach(None)
         for number in range(self._samples_in_flight):
             self._lifecycle.spawn(f"sampler-{number}", self._draw_until_stopped)
@@ -163,6 +179,10 @@ class ReplayClient:
             for drawn in self._queue.get(0.1):
                 return drawn
         raise Stopped
+
+    def next_within(self, timeout_s: float) -> Optional[DrawnBatch]:
+        """The next batch, or None if there is none in time."""
+        return next(iter(self._queue.get(timeout_s)), None)
 
     def report(self, drawn: DrawnBatch, td_error: npt.NDArray[np.float32]) -> None:
         """Send |TD errors| back with the next draw."""
@@ -184,50 +204,82 @@ class ReplayClient:
         self._caller.close()
 
     def _draw_until_stopped(self) -> None:
-        while not (self._lifecycle.stopping.is_set() or self._paused.is_set()):
+        while not self._is_over():
             ring = self._ring
-            version, updates = self._newest()
-            table_id, names = self._names
-            request = replay_pb2.SampleRequest(
-                peer=self._peer.to_proto(self._digest),
-                num_batches=self._num_batches,
-                batch_size=self._batch_size,
-                priorities=self._take_priorities(),
-                newest_version=version,
-                updates=updates,
-                max_wait_seconds=SAMPLE_WAIT_S,
-                transport=replay_pb2.TRANSPORT_MAPPED if ring else replay_pb2.TRANSPORT_GRPC,
-                nonce=ring.nonce if ring else "",
-                known_table_id=table_id,
-                known_actors=len(names),
-            )
-            sent_s = time.monotonic()
+            left = self._batches_per_sample if ring else self._batches_of_rows
+            if not self._queue.reserve(left, WAIT_S):
+                continue
             try:
-                response = self._caller.call(self._stub.Sample, request, timeout_s=SAMPLE_WAIT_S + CALL_MARGIN_S)
-                if response.status == replay_pb2.SAMPLE_STATUS_UNPROVEN:
-                    self._attach(ring)
-                    continue
+                for drawn in self._draw(left, ring):
+                    self._queue.put(drawn)
+                    left -= len(drawn)
             except Stopped:
                 return
-            arrived_s = time.monotonic()
-            self._trips.note(arrived_s - sent_s, response.held_seconds)
-            self._waiting_for = response.reason
-            if response.actor_names:
-                names = tuple(response.actor_names)
-                self._names = (response.table_id, names)
-            source = StampSource(response.sampling_version, names)
-            batches, half_trip_s = self._rows_of(response, ring, source), self._trips.half_s
-            self._put([DrawnBatch(batch, response.table_id, arrived_s, half_trip_s) for batch in batches])
+            finally:
+                self._queue.release(left)
+
+    def _draw(self, num_batches: int, ring: Optional[RingRows]) -> Iterator[List[DrawnBatch]]:
+        """Make one call; gives the batches that it brought in lists whose rows lie in one block of memory."""
+        if ring is None:
+            self._wait_for_memory()
+        version, updates = self._newest()
+        table_id, names = self._names
+        request = replay_pb2.SampleRequest(
+            peer=self._peer.to_proto(self._digest),
+            num_batches=num_batches,
+            batch_size=self._batch_size,
+            priorities=self._take_priorities(),
+            newest_version=version,
+            updates=updates,
+            max_wait_seconds=SAMPLE_WAIT_S,
+            transport=replay_pb2.TRANSPORT_MAPPED if ring else replay_pb2.TRANSPORT_GRPC,
+            nonce=ring.nonce if ring else "",
+            known_table_id=table_id,
+            known_actors=len(names),
+        )
+        sent_s = time.monotonic()
+        answer = self._caller.call(self._sample, request, timeout_s=SAMPLE_WAIT_S + CALL_MARGIN_S)
+        arrived_s = time.monotonic()
+        response = answer.response
+        if response.status == replay_pb2.SAMPLE_STATUS_UNPROVEN:
+            self._attach(ring)
+            return
+        self._trips.note(arrived_s - sent_s, response.held_seconds)
+        self._waiting_for = response.reason
+        if answer.items is None:
+            return
+        if response.actor_names:
+            names = tuple(response.actor_names)
+            self._names = (response.table_id, names)
+        source, half_trip_s = StampSource(response.sampling_version, names), self._trips.half_s
+        for rows in self._rows_of(answer.items, response.num_items, ring, source):
+            batches = rows.split(self._batch_size)
+            yield [DrawnBatch(batch, response.table_id, arrived_s, half_trip_s) for batch in batches]
 
     def _rows_of(
-        self, response: replay_pb2.SampleResponse, ring: Optional[RingRows], source: StampSource
-    ) -> List[Batch]:
-        if not response.batches:
-            return []
+        self, items: Union[bytes, memoryview], num_items: int, ring: Optional[RingRows], source: StampSource
+    ) -> Iterator[Batch]:
         if ring is None:
-            return [decode_batch(message, response.num_items, source) for message in response.batches]
-        whole = ring.gather(decode_drawn(response.batches, source), response.num_items)
-        return whole.split(self._batch_size) if whole is not None else []
+            yield decode_batch(items, num_items, source)
+            return
+        for keys in decode_drawn(items, source).split(self._batches_of_rows * self._batch_size):
+            self._wait_for_memory()
+            rows = ring.gather(keys, num_items)
+            if rows is not None:
+                yield rows
+
+    def _wait_for_memory(self) -> None:
+        """Wait until no more rows lie in the queue than it is to hold.
+
+        Raises:
+            Stopped: no rows are wanted any more.
+        """
+        while not self._queue.wait_for_fewer(self._max_waiting, WAIT_S):
+            if self._is_over():
+                raise Stopped
+
+    def _is_over(self) -> bool:
+        return self._lifecycle.stopping.is_set() or self._paused.is_set()
 
     def _attach(self, outdated: Optional[RingRows]) -> None:
         """Attach to the replay's ring, instead of to `outdated`, or have rows sent where that cannot be."""
@@ -244,10 +296,6 @@ class ReplayClient:
             else:
                 self._log.info("rows come from the mapped ring")
 
-    def _put(self, drawn: List[DrawnBatch]) -> None:
-        while drawn and not (self._lifecycle.stopping.is_set() or self._paused.is_set()):
-            drawn = self._queue.put(drawn, 0.1)
-
     def _take_priorities(self) -> Optional[replay_pb2.PriorityUpdates]:
         with self._lock:
             taken, self._priorities = self._priorities, []
@@ -262,7 +310,7 @@ class ReplayClient:
         )
 
 
-def batches_of_a_call(wanted: int, batch_size: int, schema: Schema) -> int:
-    """How many batches of `batch_size` items to ask for at once: `wanted`, or as many as MAX_ROW_BYTES hold."""
+def batches_in(num_bytes: int, batch_size: int, schema: Schema) -> int:
+    """How many batches of `batch_size` items have observations of `num_bytes` together; at least 1."""
     item_bytes = sum(2 * spec.num_bytes for spec in schema.observation)
-    return max(1, min(wanted, MAX_ROW_BYTES // max(1, batch_size * item_bytes)))
+    return max(1, num_bytes // max(1, batch_size * item_bytes))

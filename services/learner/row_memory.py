@@ -29,7 +29,7 @@ class RowMemory:
 
     def _reuse(self, num_bytes: int) -> mmap.mmap:
         try:
-            memory = self._spare.popleft()
+            memory = self._spare.pop()  # the one that was in use last: its bytes are in a cache, if any are
         except IndexError:
             return _map(num_bytes)
         return memory if len(memory) >= num_bytes else _map(num_bytes)

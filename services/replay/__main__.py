@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -10,6 +11,7 @@ from typing import Optional
 
 from services.common.config.run import RunConfig
 from services.common.errors import UserError
+from services.common.heartbeat import Heartbeat, Pulse
 from services.common.lifecycle import Lifecycle
 from services.common.log import Log
 from services.common.metrics import Metrics
@@ -17,15 +19,18 @@ from services.common.peer import Peer
 from services.common.ring_layout import RingFormat
 from services.common.rpc import Server
 from services.common.schema import Schema
+from services.common.security.transport import server_security
 from services.common.service import main
 from services.replay.footprint import in_words, refuse_more_than_memory, rows_for, total_bytes
 from services.replay.metrics import TableCollector
 from services.replay.quarantine_dump import QuarantineDump
+from services.replay.rate_limiter import make_limiter
+from services.replay.registration import add_to_server
 from services.replay.ring_folder import RingFolder
 from services.replay.sampler import SamplerSettings
 from services.replay.servicer import ReplayServicer
-from services.replay.table import Table, TableSettings, make_limiter
-from shoal.v1 import experience_pb2, replay_pb2_grpc
+from services.replay.table import Table, TableSettings
+from shoal.v1 import experience_pb2
 
 MAX_WORKERS = 64  # calls at once; half of them may be inserts that wait
 EXPIRY_PERIOD_S = 1.0
@@ -39,7 +44,7 @@ def run(config: RunConfig, lifecycle: Lifecycle, log: Log) -> None:
     if replay.capacity_rows is not None:
         checked_settings(config, replay.capacity_rows)
     dump = make_dump(config, log)
-    peer = Peer(config.run.name, experience_pb2.ROLE_UNSPECIFIED, "replay")
+    peer = Peer(config.run.name, experience_pb2.ROLE_UNSPECIFIED, "replay", lifecycle.incarnation)
     tables = Tables(config, nonce=f"{peer.incarnation:016x}", log=log)
     servicer = ReplayServicer(
         run_id=config.run.name,
@@ -50,17 +55,37 @@ def run(config: RunConfig, lifecycle: Lifecycle, log: Log) -> None:
         fail=lifecycle.fail,
         dump=dump,
     )
-    server = Server(replay.addresses[0], max_workers=MAX_WORKERS, option_name="replay.addresses")
-    server.add(replay_pb2_grpc.add_ReplayServiceServicer_to_server, servicer)
     metrics = Metrics("replay", config.run.name)
+    security = server_security(config.security, replay.listens_at, f"{config.metrics.host}:{replay.metrics_port}")
+    server = Server(
+        replay.listens_at,
+        max_workers=MAX_WORKERS,
+        option_name="replay.listen" if replay.listen else "replay.addresses",
+        security=security,
+        on_rejected=metrics.rejected_calls(),
+        observe=metrics.calls(),
+    )
+    server.add(add_to_server, servicer)
     metrics.registry.register(TableCollector(config.run.name, lambda: servicer.table, dump))
-    metrics_port = metrics.serve(replay.metrics_port, "replay.metrics_port")
+    metrics.certificate(security.certificate)
+    metrics_port = metrics.serve(
+        replay.metrics_port, "replay.metrics_port", host=config.metrics.host, security=security
+    )
     lifecycle.on_stop(lambda: servicer.interrupt("the replay is stopping"))
     server.start()
     log.info("replay listens", address=server.address, metrics_port=metrics_port, run=config.run.name)
     lifecycle.spawn("populate", lambda: tables.populate(lifecycle.stopping))
+    rounds = 0
+
+    def pulse() -> Pulse:
+        table = servicer.table
+        status = f"{table.store.num_items} items" if table else "waiting for the first actor to introduce itself"
+        return Pulse(rounds, "", status)
+
+    Heartbeat(pulse, lifecycle, os.environ).start()
     try:
         while not lifecycle.stopping.wait(EXPIRY_PERIOD_S):
+            rounds += 1  # each goes through the table's lock: a table that is stuck starves the watchdog
             if servicer.table is not None:
                 servicer.table.note_state()
                 for actor in servicer.table.expire_actors():
@@ -131,6 +156,8 @@ class Tables:
 
     def populate(self, stopping: threading.Event) -> None:
         """Take in the pages of a mapped ring ahead of its head, in pieces, until all are there."""
+        if self._path is None:  # a ring in memory: looking for pages again and again would take time from the calls
+            return
         while not stopping.wait(POPULATE_PERIOD_S):
             if self._folder is not None and not self._folder.populate(POPULATE_BYTES):
                 return
@@ -192,6 +219,7 @@ def table_settings(config: RunConfig, capacity: int) -> TableSettings:
         max_num_batches=learner.batches_per_sample,
         max_waiting_inserts=MAX_WORKERS // 2,
         max_actor_silence_s=replay.max_actor_silence_s,
+        with_moments=config.normalization.observations,
         seed=config.run.seed,
     )
 

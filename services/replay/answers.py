@@ -2,42 +2,50 @@
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from typing import Any, Optional
 
 import numpy as np
 
-from services.common.codec import encode_tensor, fill_batch, fill_drawn
-from services.common.stamps_codec import fill_stamps
+from services.common.codec import encode_tensor
+from services.common.sample_codec import pack_batch, pack_drawn, pack_response
+from services.common.wire import Packed
 from services.replay.priorities import PriorityOutcome
-from services.replay.table import SampleStatus, Table
+from services.replay.table import Table
 from services.replay.table_info import InspectedItem, SampleResult
 from shoal.v1 import replay_pb2
 
 
 def sample_response(
-    result: SampleResult, outcome: PriorityOutcome, table_id: int, request: replay_pb2.SampleRequest
-) -> replay_pb2.SampleResponse:
-    drawn = result.status is SampleStatus.OK
+    result: SampleResult,
+    outcome: PriorityOutcome,
+    table_id: int,
+    request: replay_pb2.SampleRequest,
+    *,
+    began_s: float,
+) -> bytes:
+    """An encoded `SampleResponse` to `request`, which arrived at `began_s` of the monotonic clock."""
+    stamps = result.stamps.pack() if result.stamps is not None else None
+    items: Optional[Packed] = None
+    if result.batch is not None:
+        items = pack_batch(result.batch, stamps)
+    elif result.drawn is not None:
+        items = pack_drawn(result.drawn, stamps)
     response = replay_pb2.SampleResponse(
-        status=replay_pb2.SAMPLE_STATUS_OK if drawn else replay_pb2.SAMPLE_STATUS_WAITING,
+        status=replay_pb2.SampleStatus.ValueType(int(result.status)),
         reason=result.reason,
         num_items=result.num_items,
         priority_mass_log2=result.priority_mass_log2,
         priority_result=priority_result(outcome),
         table_id=table_id,
     )
-    if result.stamps is None:
-        return response
-    for batch in result.batches:
-        fill_batch(response.batches.add(), batch)
-    for keys in result.drawn if not result.batches else []:
-        fill_drawn(response.batches.add(), keys)
-    fill_stamps(response.batches, result.stamps.pack())
-    source = result.stamps.source
-    response.sampling_version = source.sampling_version
-    if (request.known_table_id, request.known_actors) != (table_id, len(source.actor_names)):
-        response.actor_names.extend(source.actor_names)
-    return response
+    if stamps is not None:
+        source = stamps.source
+        response.sampling_version = source.sampling_version
+        if (request.known_table_id, request.known_actors) != (table_id, len(source.actor_names)):
+            response.actor_names.extend(source.actor_names)
+    response.held_seconds = time.monotonic() - began_s
+    return pack_response(response, items)
 
 
 def unproven_response(outcome: PriorityOutcome, table_id: int, *, is_mapped: bool) -> replay_pb2.SampleResponse:

@@ -80,9 +80,9 @@ class FoundStamps:
             actor_index=found["actor"],
             known_version=found["known_version"],
             arrival_version=found["arrival_version"],
-            acting_s=found["acting_s"] - step * found["step_s"],
-            transit_s=found["transit_s"],
-            ring_s=(self.now_s - found["inserted_s"]).astype(np.float32),
+            acting_seconds=found["acting_s"] - step * found["step_s"],
+            transit_seconds=found["transit_s"],
+            age_seconds=(self.now_s - found["inserted_s"]).astype(np.float32),
         )
 
     def resolve(self) -> Stamps:

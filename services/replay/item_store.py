@@ -13,6 +13,7 @@ from services.common.chunk import TERMINATED, TRUNCATED, VALID, Chunk
 from services.common.schema import Schema
 from services.replay.chunk_stamps import ChunkStamp, ChunkStamps
 from services.replay.items import ITEM, LOST, NO_STEP, OPEN, Timeline, build_windows
+from services.replay.observation_moments import ObservationMoments
 from services.replay.priorities import MAX_PRIORITY, MIN_PRIORITY, PriorityOutcome, priority_of
 from services.replay.rate_limiter import Stock
 from services.replay.ring import Allocate, Ring, in_memory
@@ -83,6 +84,7 @@ class ItemStore:
         history: Optional[VersionHistory] = None,
         allocate: Allocate = in_memory,
         guards: Optional[npt.NDArray[np.int64]] = None,
+        with_moments: bool = False,
     ) -> None:
         if n_step < 1:
             raise ValueError(f"n_step is {n_step}; it must be at least 1")
@@ -95,6 +97,7 @@ class ItemStore:
         self.sampler = Sampler(self.ring, sampling, self.history)
         self.stamps = ChunkStamps(capacity)
         self.counters = StepCounters()
+        self.moments = ObservationMoments(self.ring) if with_moments else None
 
     @property
     def num_items(self) -> int:
@@ -143,6 +146,8 @@ class ItemStore:
         self._stamp(first_key, chunk, intake)
         record(first_key)
         self.ring.commit()
+        if self.moments is not None:
+            self.moments.add(chunk)
         return open_keys
 
     def _stamp(self, first_key: int, chunk: Chunk, intake: Intake) -> None:
@@ -328,6 +333,8 @@ class ItemStore:
             ring.bootstrap_key[fresh],
         )
         self.sampler.rebuild()
+        if self.moments is not None:
+            self.moments.recount()
 
     def note_version(self, version: int, updates: int) -> int:
         """Learn of the chief's newest version and updates; returns how many items have expired by it."""

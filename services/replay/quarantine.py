@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List
 
 import numpy as np
 import numpy.typing as npt
 
 from services.common.chunk import VALID, Chunk, FinalObservations
+from services.common.sick_lane import SickLane
+from services.replay.admission import ActorRecord, LaneGroup
 from services.replay.ring import Ring
 
+MAX_LANES = 8  # of one chunk that are described
 MAX_STEPS = 64  # of a sick lane that are described, the last of them the bad one
 
 
@@ -81,19 +83,25 @@ def _zeroed(column: npt.NDArray[Any], where: npt.NDArray[np.bool_]) -> npt.NDArr
     return np.where(mask, np.zeros((), column.dtype), column)
 
 
-@dataclass(frozen=True)
-class SickLane:
-    """What led to a value that is not finite: a lane's last good steps, and the bad one behind them."""
+def describe_lanes(
+    ring: Ring, record: ActorRecord, group: LaneGroup, chunk: Chunk, lanes: npt.NDArray[np.bool_]
+) -> List[SickLane]:
+    """Gather what is known of the first MAX_LANES of `lanes` <bool>[B] of `chunk`, before the chunk is applied.
 
-    actor: str
-    incarnation: int
-    lane_group: int
-    lane: int
-    sequence: int  # of the chunk
-    step: int  # index of the bad step in the lane's life
-    policy_version: int  # that chose the bad step's action
-    bad_columns: Tuple[str, ...]  # of the bad step
-    columns: Dict[str, npt.NDArray[Any]]  # name -> [S, ...], the bad step last; "final.observation.*" is [1, ...]
+    Args:
+        ring: holds the lanes' steps before the chunk.
+        record: of the actor.
+        group: of the chunk's lanes.
+        chunk: as it came.
+        lanes: those with values that are not finite.
+    """
+    open_keys = group.open_keys
+    if chunk.first_step != group.next_step:  # steps are missing: those before them did not lead here
+        open_keys = np.full_like(open_keys, -1)
+    return [
+        describe_sick(ring, record.name, record.incarnation, chunk, int(lane), open_keys[:, lane])
+        for lane in np.flatnonzero(lanes)[:MAX_LANES]
+    ]
 
 
 def describe_sick(

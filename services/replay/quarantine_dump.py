@@ -7,13 +7,13 @@ import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Callable, Dict, List, Tuple
 
 from services.common.errors import UserError
 from services.common.files import write_atomically
 from services.common.log import Log
-from services.common.sealed import seal, unseal
-from services.replay.quarantine import SickLane
+from services.common.sealed import seal
+from services.common.sick_lane import SickLane
 
 PERIOD_S = 60.0  # between two files of one lane: a broken simulator would push the first evidence out in a second
 MAX_KNOWN_LANES = 65_536
@@ -95,18 +95,3 @@ class QuarantineDump:
             _, path, size = files.pop(0)
             path.unlink()
             kept -= size
-
-
-def load_dump(path: Path) -> SickLane:
-    """Read a dump back.
-
-    Raises:
-        ValueError: it is damaged, or no dump; the message names the file.
-    """
-    try:
-        columns, facts = unseal(path)
-        known: Dict[str, Any] = {name: facts[name] for name in SickLane.__dataclass_fields__ if name != "columns"}
-    except (ValueError, KeyError) as error:
-        raise ValueError(f"{str(path)!r} is no quarantine dump that can be read: {error}") from None
-    known["bad_columns"] = tuple(known["bad_columns"])
-    return SickLane(columns=columns, **known)

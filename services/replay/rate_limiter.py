@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Optional
+from typing import TYPE_CHECKING, Optional
+
+if TYPE_CHECKING:
+    from services.replay.table_info import TableSettings
 
 
 @dataclass(frozen=True)
@@ -61,34 +64,12 @@ class RateLimiter:
         Raises:
             ValueError: the settings could deadlock; the message has the arithmetic.
         """
-        if not 0.0 <= samples_per_insert < float("inf"):
-            raise ValueError(
-                f"samples_per_insert is {samples_per_insert}; it must be finite and at least 0 (unlimited)"
-            )
-        if min_size_to_sample < 1 or max_insert_steps < 1 or max_sample_items < 1:
-            raise ValueError(
-                f"min_size_to_sample is {min_size_to_sample}, the largest insert {max_insert_steps} steps and the "
-                f"largest sample {max_sample_items} items; each must be at least 1"
-            )
-        room = capacity - max_open_steps
-        if min_size_to_sample > room:
-            raise ValueError(
-                f"min_size_to_sample is {min_size_to_sample} items, but the table has only {capacity} rows, of which "
-                f"{max_open_steps} hold steps whose windows are open: sampling would never begin; set "
-                f"min_size_to_sample to at most {max(0, room)}, or raise the capacity"
-            )
+        _check_sizes(samples_per_insert, min_size_to_sample, max_insert_steps, max_sample_items)
+        _check_room(min_size_to_sample, capacity, max_open_steps)
         if max_times_sampled:
-            _check_draws(samples_per_insert, max_times_sampled, room, max_sample_items)
+            _check_draws(samples_per_insert, max_times_sampled, capacity - max_open_steps, max_sample_items)
         if samples_per_insert > 0.0:
-            owed = max_insert_steps * samples_per_insert
-            least = max(owed, float(max_sample_items))
-            if not least <= error_buffer < float("inf"):
-                raise ValueError(
-                    f"error_buffer is {error_buffer:g} samples, which could make inserts and samples wait for each "
-                    f"other: one chunk of {max_insert_steps} steps x samples_per_insert {samples_per_insert:g} allows "
-                    f"{owed:g} samples, and one sample call takes {max_sample_items} items; set error_buffer to at "
-                    f"least {least:g}"
-                )
+            _check_buffer(samples_per_insert, error_buffer, max_insert_steps, max_sample_items)
         self.samples_per_insert = samples_per_insert
         self.error_buffer = error_buffer
         self.min_size_to_sample = min_size_to_sample
@@ -208,6 +189,24 @@ class RateLimiter:
         return None
 
 
+def make_limiter(settings: TableSettings) -> RateLimiter:
+    """The rate limiter of a table; a process makes one at its start to hear of a deadlock before any data come.
+
+    Raises:
+        ValueError: the settings could deadlock; the message has the arithmetic.
+    """
+    return RateLimiter(
+        samples_per_insert=settings.samples_per_insert,
+        error_buffer=settings.error_buffer,
+        min_size_to_sample=settings.min_size_to_sample,
+        capacity=settings.capacity,
+        max_insert_steps=settings.max_chunk_steps,
+        max_sample_items=settings.max_batch_size * settings.max_num_batches,
+        max_open_steps=settings.max_open_steps,
+        max_times_sampled=settings.sampling.max_times_sampled,
+    )
+
+
 def _check_draws(samples_per_insert: float, max_times_sampled: int, room: int, max_sample_items: int) -> None:
     if max_times_sampled < samples_per_insert:
         raise ValueError(
@@ -224,4 +223,38 @@ def _check_draws(samples_per_insert: float, max_times_sampled: int, room: int, m
             f"one sample call takes {max_sample_items} items, but a table with room for {room} steps, each second of "
             f"which may be a final observation, stands only {draws} draws at max_times_sampled {max_times_sampled}: "
             f"the call would wait for ever; raise the capacity by {least - room} rows, or ask for smaller batches"
+        )
+
+
+def _check_sizes(
+    samples_per_insert: float, min_size_to_sample: int, max_insert_steps: int, max_sample_items: int
+) -> None:
+    if not 0.0 <= samples_per_insert < float("inf"):
+        raise ValueError(f"samples_per_insert is {samples_per_insert}; it must be finite and at least 0 (unlimited)")
+    if min_size_to_sample < 1 or max_insert_steps < 1 or max_sample_items < 1:
+        raise ValueError(
+            f"min_size_to_sample is {min_size_to_sample}, the largest insert {max_insert_steps} steps and the "
+            f"largest sample {max_sample_items} items; each must be at least 1"
+        )
+
+
+def _check_room(min_size_to_sample: int, capacity: int, max_open_steps: int) -> None:
+    room = capacity - max_open_steps
+    if min_size_to_sample > room:
+        raise ValueError(
+            f"min_size_to_sample is {min_size_to_sample} items, but the table has only {capacity} rows, of which "
+            f"{max_open_steps} hold steps whose windows are open: sampling would never begin; set "
+            f"min_size_to_sample to at most {max(0, room)}, or raise the capacity"
+        )
+
+
+def _check_buffer(samples_per_insert: float, error_buffer: float, max_insert_steps: int, max_sample_items: int) -> None:
+    owed = max_insert_steps * samples_per_insert
+    least = max(owed, float(max_sample_items))
+    if not least <= error_buffer < float("inf"):
+        raise ValueError(
+            f"error_buffer is {error_buffer:g} samples, which could make inserts and samples wait for each "
+            f"other: one chunk of {max_insert_steps} steps x samples_per_insert {samples_per_insert:g} allows "
+            f"{owed:g} samples, and one sample call takes {max_sample_items} items; set error_buffer to at "
+            f"least {least:g}"
         )

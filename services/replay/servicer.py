@@ -20,6 +20,7 @@ from services.common.codec import (
 )
 from services.common.errors import UserError
 from services.common.log import Log
+from services.common.moments import encode_moments
 from services.common.peer import objection
 from services.common.ring_layout import NONCE_FILE
 from services.common.rpc import refuse
@@ -120,6 +121,10 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
     def Sample(  # noqa: N802
         self, request: replay_pb2.SampleRequest, context: grpc.ServicerContext
     ) -> replay_pb2.SampleResponse:
+        return replay_pb2.SampleResponse.FromString(self.sample_packed(request, context))
+
+    def sample_packed(self, request: replay_pb2.SampleRequest, context: grpc.ServicerContext) -> bytes:
+        """Carry out `Sample`; returns its response encoded, which spares its rows the way through a message."""
         refuse(context, objection(request.peer, self._run_id))
         max_wait_s = min(request.max_wait_seconds, MAX_WAIT_S)
         began = time.monotonic()
@@ -128,7 +133,7 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
             return replay_pb2.SampleResponse(
                 status=replay_pb2.SAMPLE_STATUS_WAITING,
                 reason=self._stop_reason or NO_ACTOR_YET,
-            )
+            ).SerializeToString()
         self._refuse_other_schema(request.peer.schema_digest, table, context)
         outcome = self._apply_priorities(table, request.priorities, context)
         is_chief = request.peer.role == experience_pb2.ROLE_LEARNER
@@ -138,7 +143,7 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
             self._give_up(error, context)
         is_mapped = request.transport == replay_pb2.TRANSPORT_MAPPED
         if is_mapped and not _proves_same_host(request.nonce, table):
-            return unproven_response(outcome, table.table_id, is_mapped=table.folder is not None)
+            return unproven_response(outcome, table.table_id, is_mapped=table.folder is not None).SerializeToString()
         try:
             result = table.sample(
                 request.num_batches,
@@ -149,9 +154,7 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
             )
         except ValueError as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        response = sample_response(result, outcome, table.table_id, request)
-        response.held_seconds = time.monotonic() - began
-        return response
+        return sample_response(result, outcome, table.table_id, request, began_s=began)
 
     def UpdatePriorities(  # noqa: N802
         self, request: replay_pb2.UpdatePrioritiesRequest, context: grpc.ServicerContext
@@ -171,6 +174,8 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         if table is not None:
             response.schema.CopyFrom(encode_schema(table.schema))
             fill_info(response, table)
+            if request.with_moments:
+                response.moments.extend(encode_moments(table.moments()))
             response.table_id, response.ring_id = table.table_id, table.ring_id
             if table.folder is not None:
                 response.mapped_folder = str(table.folder.path.resolve())

@@ -15,15 +15,17 @@ import numpy.typing as npt
 
 from services.common.chunk import Chunk
 from services.common.errors import UserError
+from services.common.moments import Moments
 from services.common.schema import Schema
-from services.replay.admission import ActorRecord, Admission, InsertStatus, LaneGroup
+from services.replay.admission import ActorRecord, Admission, InsertStatus
 from services.replay.inspection import InspectOrder, describe_item, find_items, histograms
 from services.replay.item_store import Intake, ItemStore
 from services.replay.items import StepOutcome
 from services.replay.journal import Journal, open_journal
+from services.replay.lives import Lives
 from services.replay.priorities import PriorityOutcome
-from services.replay.quarantine import SickLane, describe_sick, non_finite_lanes, without_lanes
-from services.replay.rate_limiter import RateLimiter
+from services.replay.quarantine import describe_lanes, non_finite_lanes, without_lanes
+from services.replay.rate_limiter import make_limiter
 from services.replay.refusal import Refusal, why_refused
 from services.replay.ring import in_memory
 from services.replay.ring_folder import RingFolder
@@ -43,26 +45,7 @@ from services.replay.waiting import WaitingRoom
 
 __all__ = ["InsertStatus", "InspectOrder", "SampleStatus", "Table", "TableSettings"]
 
-MAX_SICK_LANES = 8  # of one chunk that are described
 RETRY_AFTER_S = 0.5  # asked of a caller who was turned away without waiting
-
-
-def make_limiter(settings: TableSettings) -> RateLimiter:
-    """The rate limiter of a table; a process makes one at its start to hear of a deadlock before any data come.
-
-    Raises:
-        ValueError: the settings could deadlock; the message has the arithmetic.
-    """
-    return RateLimiter(
-        samples_per_insert=settings.samples_per_insert,
-        error_buffer=settings.error_buffer,
-        min_size_to_sample=settings.min_size_to_sample,
-        capacity=settings.capacity,
-        max_insert_steps=settings.max_chunk_steps,
-        max_sample_items=settings.max_batch_size * settings.max_num_batches,
-        max_open_steps=settings.max_open_steps,
-        max_times_sampled=settings.sampling.max_times_sampled,
-    )
 
 
 class Table:
@@ -90,16 +73,7 @@ class Table:
             ValueError: a setting is out of range, or two of them could deadlock; the message has the arithmetic.
             UserError: the folder's ring has another capacity, or is damaged.
         """
-        if settings.max_batch_size > settings.capacity:
-            raise ValueError(
-                f"batches of up to {settings.max_batch_size} items are larger than the table of {settings.capacity} "
-                f"rows; lower the batch size or raise the capacity"
-            )
-        if settings.max_waiting_inserts < 0 or not settings.max_actor_silence_s > 0.0:
-            raise ValueError(
-                f"max_waiting_inserts is {settings.max_waiting_inserts} and max_actor_silence_s "
-                f"{settings.max_actor_silence_s}; they must be at least 0, and above 0"
-            )
+        settings.check()
         if folder is not None:
             folder.check_fits(settings.capacity, schema)
         self.settings = settings
@@ -116,14 +90,15 @@ class Table:
             history=self._history,
             allocate=folder.allocate if folder else in_memory,
             guards=folder.guards if folder else None,
+            with_moments=settings.with_moments,
         )
         self._limiter = make_limiter(settings)
         self._admission = Admission(settings.n_step)
         self._journal = Journal()
         self._rng = np.random.default_rng(settings.seed)
         self._clock = clock
-        self._condition = threading.RLock()
-        self._waiting = WaitingRoom(self._condition, clock)
+        self._lock = threading.RLock()
+        self._waiting = WaitingRoom(self._lock, clock)
         self._chief = 0  # its incarnation
         self._clamped_priorities = 0
         self._updates = {"applied": 0, "stale": 0, "rejected": 0, "superseded": 0}
@@ -133,7 +108,8 @@ class Table:
             clocks = {"now": clock, "wall": wall_clock}
             journal = open_journal(folder, self.store, self._admission, self._limiter, clocks)
             self._journal = journal
-            self._snapshots = Snapshots(folder, self.store.ring, journal.hold, self._condition)
+            self._snapshots = Snapshots(folder, self.store.ring, journal.hold, self._lock)
+        self._lives = Lives(self.store, self._admission, self._journal, clock, settings.max_actor_silence_s)
 
     @property
     def table_id(self) -> int:
@@ -160,11 +136,11 @@ class Table:
         lanes = non_finite_lanes(chunk) if chunk.num_steps > 0 else np.zeros(0, np.bool_)
         clean = without_lanes(chunk, lanes) if chunk.num_steps > 0 else chunk
         came_s = self._clock()
-        with self._condition:
+        with self._lock:
             turned_away = self._turn_away(actor, incarnation, chunk, refusal)
             if turned_away is not None:
                 return turned_away
-            self._enter(actor, incarnation)
+            self._lives.enter(actor, incarnation)
             self._expire()
             record = self._admission.actors[actor]
             record.calls_in_flight += 1
@@ -179,7 +155,8 @@ class Table:
             turned_away = self._turn_away(actor, incarnation, chunk, refusal)
             if turned_away is not None:
                 return turned_away
-            sick = self._sick_lanes(record, chunk, lanes) if lanes.any() else ()
+            group = self._admission.group_of(record, chunk)
+            sick = describe_lanes(self.store.ring, record, group, chunk, lanes) if lanes.any() else ()
             chunk = replace(chunk, queued_seconds=chunk.queued_seconds + self._clock() - came_s)
             self._apply(record, chunk, clean, lanes)
             self._waiting.wake()
@@ -190,16 +167,6 @@ class Table:
                 quarantined_lanes=np.flatnonzero(lanes).astype(np.int64),
                 sick_lanes=sick,
             )
-
-    def _sick_lanes(self, record: ActorRecord, chunk: Chunk, lanes: npt.NDArray[np.bool_]) -> List[SickLane]:
-        group = self._admission.group_of(record, chunk)
-        open_keys = group.open_keys
-        if chunk.first_step != group.next_step:  # steps are missing: those before them did not lead here
-            open_keys = np.full_like(open_keys, -1)
-        return [
-            describe_sick(self.store.ring, record.name, record.incarnation, chunk, int(lane), open_keys[:, lane])
-            for lane in np.flatnonzero(lanes)[:MAX_SICK_LANES]
-        ]
 
     def _turn_away(
         self, actor: str, incarnation: int, chunk: Chunk, refusal: Optional[Refusal]
@@ -233,13 +200,6 @@ class Table:
         waited = self._clock() - began_s > RETRY_AFTER_S
         return InsertResult(InsertStatus.BLOCKED, why, 0, 0.0 if waited else RETRY_AFTER_S)
 
-    def _enter(self, actor: str, incarnation: int) -> None:
-        is_news = self._admission.is_news(actor, incarnation)
-        for orphan in self._admission.enter(actor, incarnation, self._clock()):
-            self._close(orphan)
-        if is_news:
-            self._journal.entered(self._admission.actors[actor])
-
     def _apply(self, record: ActorRecord, chunk: Chunk, clean: Chunk, lanes: npt.NDArray[np.bool_]) -> None:
         group = self._admission.group_of(record, chunk)
         follows_gap = chunk.first_step != group.next_step
@@ -263,7 +223,7 @@ class Table:
             group.open_keys = self.store.insert(clean, group.open_keys, intake, write_down)
         else:
             if follows_gap:
-                self._close(group)
+                self._lives.close_group(group)
             write_down(self.store.ring.reserved)
         self._admission.acknowledge(record, group, chunk)
 
@@ -302,12 +262,12 @@ class Table:
             stock = self.store.stock()
             return "" if self._limiter.can_sample(num_drawn, stock) else self._limiter.why_no_sample(num_drawn, stock)
 
-        with self._condition:
+        with self._lock:
             why = self._waiting.wait(waiter, "Sample", reason, max_wait_s)
             total, num_items = self.store.sampler.priority_mass, self.store.num_items
             mass_log2 = math.log2(total) if total > 0.0 else -math.inf
             if why:
-                return SampleResult(SampleStatus.WAITING, why, [], [], mass_log2, num_items)
+                return SampleResult(SampleStatus.WAITING, why, batch_size, mass_log2, num_items)
             drawn = self.store.draw(self._rng, num_batches, batch_size)
             batch = self.store.copy_rows(drawn) if with_rows else None
             stamps = self.store.stamps.look_up(
@@ -315,8 +275,7 @@ class Table:
             )
             self._limiter.sample(num_drawn)
             self._waiting.wake()
-        batches = batch.split(batch_size) if batch is not None else []
-        return SampleResult(SampleStatus.OK, "", drawn.split(batch_size), batches, mass_log2, num_items, stamps)
+        return SampleResult(SampleStatus.OK, "", batch_size, mass_log2, num_items, drawn, batch, stamps)
 
     def update_priorities(self, keys: npt.NDArray[np.int64], td_error: npt.NDArray[np.float64]) -> PriorityOutcome:
         """Set |td_error| + 1e-6, which p is made of, for `keys` <int64>[N]; each gets an answer, none can do harm.
@@ -324,7 +283,7 @@ class Table:
         Raises:
             ValueError: the two differ in shape; nothing was changed.
         """
-        with self._condition:
+        with self._lock:
             outcome = self.store.update_priorities(keys, td_error)
             self._clamped_priorities += outcome.clamped
             for name in self._updates:
@@ -335,35 +294,20 @@ class Table:
 
     def close_actor(self, actor: str, incarnation: int) -> None:
         """Close the open windows of this life of an actor with what is known; harmless if it is not the living one."""
-        with self._condition:
-            record = self._admission.actors.get(actor)
-            if record is not None and record.incarnation == incarnation and not self._journal.why_full():
-                self._close_record(record)
+        with self._lock:
+            if self._lives.leave(actor, incarnation):
+                self._waiting.wake()
 
     def expire_actors(self) -> List[str]:
         """Close the open windows of actors that were silent for too long; returns their names."""
-        with self._condition:
+        with self._lock:
             return self._expire()
 
     def _expire(self) -> List[str]:
-        silent = self._admission.silent(self._clock(), self.settings.max_actor_silence_s)
-        closed: List[str] = []
-        for record in silent:
-            if self._journal.why_full():
-                break  # they stay open until it can be written down that they are closed
-            self._close_record(record)
-            closed.append(record.name)
+        closed = self._lives.expire()
+        if closed:
+            self._waiting.wake()
         return closed
-
-    def _close_record(self, record: ActorRecord) -> None:
-        for group in record.groups.values():
-            self._close(group)
-        self._journal.closed(record)
-        self._waiting.wake()
-
-    def _close(self, group: LaneGroup) -> None:
-        self.store.close(group.open_keys)
-        group.open_keys = np.full_like(group.open_keys, -1)
 
     def set_newest(self, version: int, updates: int, *, chief: int = 0) -> None:
         """Note the chief's newest version and its updates; an older version than known changes nothing.
@@ -377,7 +321,7 @@ class Table:
         Raises:
             RingBroken: it cannot be written down; the process must end.
         """
-        with self._condition:
+        with self._lock:
             if chief and chief != self._chief:
                 self._chief = chief
                 if 0 < version < self._history.newest_version:
@@ -393,14 +337,14 @@ class Table:
 
     def interrupt(self, reason: str = "the replay is stopping") -> None:
         """Wake every waiting call with `reason`; from now on nobody waits."""
-        with self._condition:
+        with self._lock:
             self._waiting.interrupt(reason)
 
     # Lasting
 
     def note_state(self) -> None:
         """Write down the counts that change without an insert; a ring in memory has nowhere to."""
-        with self._condition:
+        with self._lock:
             self._journal.note_state()
 
     def snapshot(self, target: Path) -> Copied:
@@ -417,7 +361,7 @@ class Table:
 
     def info(self) -> TableInfo:
         """Sizes, counters, the limiter's state, who waits for what, and the actors."""
-        with self._condition:
+        with self._lock:
             self._expire()
             return describe_table(
                 self.settings,
@@ -430,22 +374,27 @@ class Table:
                 self._clock(),
             )
 
+    def moments(self) -> Dict[str, Moments]:
+        """Moments of observations by tensor; empty where they are not kept."""
+        with self._lock:
+            kept = self.store.moments
+            return dict(kept.by_tensor) if kept is not None else {}
+
     def inspect(self, order: InspectOrder, max_items: int, actor: str = "") -> List[InspectedItem]:
         """The first `max_items` items in `order`, of one actor unless `actor` is empty."""
-        with self._condition:
-            index: Optional[int] = None
-            if actor:
-                record = self._admission.actors.get(actor)
-                if record is None:
-                    return []
-                index = record.index
+        with self._lock:
             ring, names, now_s = self.store.ring, self._admission.names, self._clock()
-            keys = find_items(ring, order, max_items, index)
+            if not actor:
+                keys = find_items(ring, order, max_items, None)
+            elif actor in self._admission.actors:
+                keys = find_items(ring, order, max_items, self._admission.actors[actor].index)
+            else:
+                return []
             return [describe_item(ring, int(key), names, now_s, in_full=False) for key in keys]
 
     def item(self, key: int) -> Optional[InspectedItem]:
         """One item in full, or None if no resident item starts at `key`."""
-        with self._condition:
+        with self._lock:
             ring = self.store.ring
             if not ring.oldest_key <= key < ring.committed or ring.status[key % ring.capacity] != StepOutcome.ITEM:
                 return None
@@ -453,12 +402,12 @@ class Table:
 
     def histograms(self) -> List[Histogram]:
         """How the items spread by priority, age, versions behind the newest, and draws."""
-        with self._condition:
+        with self._lock:
             return histograms(self.store.ring, self._clock(), self.newest_version)
 
     def check_valid(self) -> Optional[str]:
         """What is wrong with the table, or None. Looks at every row."""
-        with self._condition:
+        with self._lock:
             fault = self.store.check_valid() or self._limiter.check_valid()
             if fault is not None:
                 return fault

@@ -11,16 +11,16 @@ import numpy.typing as npt
 
 from services.common.batch import Batch, DrawnKeys
 from services.common.chunk import ActorCounters
+from services.common.sick_lane import SickLane
 from services.replay.admission import InsertStatus
 from services.replay.chunk_stamps import FoundStamps
 from services.replay.item_store import StepCounters
-from services.replay.quarantine import SickLane
 from services.replay.sampler import SamplerSettings
 
 
 @dataclass(frozen=True)
 class TableSettings:
-    """How a table is made; the parts check the values and say what is wrong with them."""
+    """How a table is made; the parts check what is theirs and say what is wrong with it."""
 
     capacity: int  # rows, final observations included
     n_step: int = 3
@@ -36,7 +36,25 @@ class TableSettings:
     max_waiting_inserts: int = 64  # further ones are turned away at once
     max_version_lead: int = 10_000  # versions that a step may be ahead of the newest that was heard of
     max_actor_silence_s: float = 60.0  # after it an actor's open windows are closed
+    with_moments: bool = False  # whether moments of observations are kept
     seed: int = 0
+
+    def check(self) -> None:
+        """Compare the settings that are nobody else's to check.
+
+        Raises:
+            ValueError: they do not fit together.
+        """
+        if self.max_batch_size > self.capacity:
+            raise ValueError(
+                f"batches of up to {self.max_batch_size} items are larger than the table of {self.capacity} "
+                f"rows; lower the batch size or raise the capacity"
+            )
+        if self.max_waiting_inserts < 0 or not self.max_actor_silence_s > 0.0:
+            raise ValueError(
+                f"max_waiting_inserts is {self.max_waiting_inserts} and max_actor_silence_s "
+                f"{self.max_actor_silence_s}; they must be at least 0, and above 0"
+            )
 
 
 @dataclass(frozen=True)
@@ -64,11 +82,17 @@ class SampleResult:
 
     status: SampleStatus
     reason: str
-    drawn: List[DrawnKeys]  # K
-    batches: List[Batch]  # K, the same with their rows; empty if only keys were asked for
+    batch_size: int  # N
     priority_mass_log2: float  # log2 of the sum of p^priority_exponent; -inf with no item
     num_items: int
-    stamps: Optional[FoundStamps] = None  # of all K * N items, in their order
+    drawn: Optional[DrawnKeys] = None  # K x N items, batch after batch
+    batch: Optional[Batch] = None  # the same with their rows; None if only keys were asked for
+    stamps: Optional[FoundStamps] = None  # of `drawn`
+
+    @property
+    def batches(self) -> List[Batch]:
+        """The K draws on their own; none if only keys were asked for."""
+        return self.batch.split(self.batch_size) if self.batch is not None else []
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ class Launcher:
         )
 
     def children(self) -> Dict[str, int]:
-        """Pids of the services by the names of their modules: replay, learner, evaluator, actor-0, ..."""
+        """Pids of the services by the names of their modules: replay, learner, helper-0, evaluator, actor-0, ..."""
         found: Dict[str, int] = {}
         task = Path(f"/proc/{self.process.pid}/task")
         for children in task.glob("*/children"):
@@ -111,6 +111,8 @@ def _service_name(pid: int) -> Optional[str]:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
     except OSError:
         return None
+    if "--helper.name" in words:
+        return words[words.index("--helper.name") + 1]
     if "services.actor" in words:
         return words[words.index("--actor.name") + 1]
     for module in ("services.replay", "services.learner", "services.actor.evaluator"):

@@ -19,9 +19,9 @@ import safetensors.numpy
 from services.common.chunk import TERMINATED, TRUNCATED, VALID
 from services.common.rpc import Refused, Unavailable, connect
 from services.common.schema import ActionSpec, Schema, TensorSpec
+from services.common.sick_lane import load_dump
 from services.replay.footprint import rows_for
 from services.replay.items import StepOutcome
-from services.replay.quarantine_dump import load_dump
 from services.replay.ring_folder import RingFolder
 from services.replay.table import Table, TableSettings
 from shoal.v1 import replay_pb2, replay_pb2_grpc
@@ -217,7 +217,8 @@ def test_samples_are_answered_in_time_while_a_hundred_writers_push(process: Any,
         eventually(lambda: client.info().num_items > 256)
         took: List[float] = []
         begun = time.monotonic()
-        while time.monotonic() < begun + (3.0 if min(applied) > 0 else 20.0):
+        # A slow machine takes its time, which p99 judges: the number of calls only makes sure that there is one.
+        while time.monotonic() < begun + (3.0 if min(applied) > 0 and len(took) > 20 else 20.0):
             began = time.perf_counter()
             answer = client.sample(4, 64, wait_s=1.0)
             took.append(time.perf_counter() - began)
@@ -230,7 +231,7 @@ def test_samples_are_answered_in_time_while_a_hundred_writers_push(process: Any,
     assert not any(writer.is_alive() for writer in writers)
     p50, p99 = np.quantile(took, [0.5, 0.99])
     print(f"{len(took)} samples, p50 {1000 * p50:.1f} ms, p99 {1000 * p99:.1f} ms, {sum(applied)} chunks applied")
-    assert len(took) > 10
+    assert len(took) > 20
     assert p99 < 1.0
     assert min(applied) > 0  # nobody starves
     steps = client.info().steps

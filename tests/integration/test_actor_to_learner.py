@@ -6,10 +6,11 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from services.actor.__main__ import run as run_actor
 from services.actor.chunk_sender import ChunkSender
@@ -17,12 +18,13 @@ from services.actor.chunk_writer import ChunkWriter
 from services.actor.envs.contract import AutoReset
 from services.actor.loop import act
 from services.actor.parameter_client import ParameterSet
+from services.common.chunk import Chunk
 from services.common.config.load import load
 from services.common.config.run import RunConfig
 from services.common.errors import UserError
 from services.common.lifecycle import Lifecycle
 from services.common.peer import Peer
-from services.learner.parameter_store import RESERVED_BLOCK
+from services.learner.version_reservation import RESERVED_BLOCK
 from services.replay.__main__ import table_settings
 from services.replay.inspection import InspectOrder
 from services.replay.servicer import ReplayServicer
@@ -79,17 +81,22 @@ def test_what_an_actor_does_arrives_as_exact_items(
     )
     thread = lifecycle.spawn("sender", sender.run)
     parameters: Any = OneSet()
-    counted: List[int] = []
+    produced = 0
+
+    def send(chunk: Chunk) -> None:
+        nonlocal produced
+        produced += chunk.num_valid
+        sender.put(chunk)
+
     act(
         env,
         FakePolicy(),
         parameters,
         ChunkWriter(SCHEMA, num_lanes=2, chunk_steps=4, autoreset=autoreset, clock=clock),
-        send=sender.put,
+        send=send,
         rng=np.random.default_rng(0),
         seed=1,
         max_policy_age_s=1.0,
-        on_step=lambda step: counted.append(int(step.valid.sum())),
         lifecycle=lifecycle,
     )
     sender.close()
@@ -98,7 +105,6 @@ def test_what_an_actor_does_arrives_as_exact_items(
     table = _table(servicer)
     assert table.check_valid() is None
     counters = table.info().steps
-    produced = sum(counted)
     assert counters.acknowledged == sender.acknowledged_steps == produced
     # The running episodes were cut at the stop, with their last observation: no step is lost, each starts an item.
     assert (counters.items, counters.lost_tail, counters.unripe) == (produced, 0, 0)
@@ -190,7 +196,10 @@ def test_training_ends_with_a_checkpoint_and_a_last_version(run: Run) -> None:
     assert checkpoint.algorithm == "td3"
     assert checkpoint.schema == SCHEMA
     # A version before the first update, one each period, and the last.
-    assert checkpoint.history == [(1, 0), (2, 10), (3, 20), (4, 30), (5, 40), (6, 50), (7, 50)]
+    history = [record[:2] for record in checkpoint.history]
+    assert history == [(1, 0), (2, 10), (3, 20), (4, 30), (5, 40), (6, 50), (7, 50)]
+    ages = [record.age_s for record in checkpoint.history]
+    assert ages == sorted(ages, reverse=True)
     table = _table(run.servicer)
     assert table.newest_version > 0
     assert any(item.priority != 1.0 for item in table.inspect(InspectOrder.HIGHEST_PRIORITY, 5))
@@ -202,10 +211,13 @@ def test_a_resumed_chief_goes_on_where_it_was_with_versions_of_its_own(run: Run)
     second = run.train(**{"learner.max_updates": 70})
     assert second.progress.updates == 70
     assert second.progress.training_seconds > first.progress.training_seconds
-    assert second.history[: len(first.history)] == first.history
+    for before, after in zip(first.history, second.history):
+        assert (after.version, after.updates) == (before.version, before.updates)
+        assert after.published_at_s == pytest.approx(before.published_at_s, abs=0.01)
+        assert after.age_s > before.age_s
     mine = second.history[len(first.history) :]
-    assert mine[0] == (RESERVED_BLOCK + 1, 50)
-    assert mine[-1][1] == 70
+    assert mine[0][:2] == (RESERVED_BLOCK + 1, 50)
+    assert mine[-1].updates == 70
     assert "resumed" in run.log.events("info")
     assert set(second.state) == set(first.state)
     assert any((second.state[name] != first.state[name]).any() for name in first.state)
@@ -252,6 +264,87 @@ def test_a_chief_whose_checkpointer_fails_ends_with_its_sentence(run: Run, monke
     monkeypatch.setattr(CheckpointFolder, "save", fail)
     with pytest.raises(UserError, match="the disk is full"):
         run.train(**{"learner.max_updates": 10**6})
+
+
+def test_statistics_of_observations_are_frozen_into_each_version_and_stay_so(run: Run) -> None:
+    settings = replace(table_settings(run.config, 2000), with_moments=True)
+    run.servicer._make_table = lambda schema: Table(settings, schema, clock=time.monotonic)
+    run.fill()
+    changes = {"normalization.observations": True, "normalization.warmup_steps": 100}
+    first = run.train(**changes)
+    rows = make_chunk(64, 2).observation["policy"].reshape(-1, 2)
+    np.testing.assert_allclose(first.state["normalizer.policy.mean"], rows.mean(axis=0), rtol=1e-6)
+    np.testing.assert_allclose(first.state["normalizer.policy.std"], rows.std(axis=0), rtol=1e-6)
+    assert first.state["normalizer.steps"] == 128
+    assert "normalizer.camera.mean" not in first.state
+    # A version that changes nothing before there are any, one with them before the first update, one each period.
+    assert [(r.version, r.updates) for r in first.history[:3]] == [(1, 0), (2, 0), (3, 10)]
+    assert "statistics of observations are frozen" in run.log.events("info")
+    _table(run.servicer).insert("actor-0", 1, make_chunk(64, 2, sequence=1, first_step=64, seed=3), max_wait_s=0)
+    second = run.train(**changes, **{"learner.max_updates": 70})
+    for name in ("normalizer.policy.mean", "normalizer.policy.std", "normalizer.steps"):
+        assert second.state[name].tobytes() == first.state[name].tobytes()
+
+
+def test_a_replay_without_moments_is_told(run: Run) -> None:
+    run.fill()
+    with pytest.raises(UserError, match="the replay keeps no moments of observations"):
+        run.train(**{"normalization.observations": True})
+
+
+def test_a_value_that_is_too_large_is_kept_out_and_training_goes_on(run: Run) -> None:
+    from services.learner.batch_dump import load_stopped_batch
+
+    run.servicer._table = run.servicer._make_table(SCHEMA)
+    chunk = make_chunk(64, 2)
+    chunk.reward[10, 1] = 1e38  # finite, so that it is no case for the quarantine; its square is not
+    _table(run.servicer).insert("actor-0", 1, chunk, max_wait_s=0)
+    checkpoint = run.train()
+    assert checkpoint.progress.updates == 50
+    assert all(np.isfinite(array).all() for array in checkpoint.state.values())
+    files = sorted((run.tmp_path / RUN_ID / "non_finite").iterdir())
+    stopped = load_stopped_batch(files[0])
+    assert np.abs(stopped.batch.n_step_return[stopped.suspects]).min() > 1e37
+    warned = [values for level, event, values in run.log.lines if level == "warning" and "not finite" in event]
+    assert warned
+    keys = {key for values in warned for key in values["keys"]}
+    table = _table(run.servicer)
+    assert keys <= {2 * t + 1 for t in (8, 9, 10)}  # the three steps whose window holds it
+    for key in keys:
+        item = table.item(key)
+        assert item is not None
+        assert item.priority < 1e-5
+
+
+def test_a_run_of_an_earlier_shoal_is_resumed(run: Run) -> None:
+    """Its checkpoint has no generators of numpy, no statistics and no average."""
+    from services.common.sealed import seal, unseal
+
+    run.fill()
+    run.train()
+    newest = sorted((run.tmp_path / RUN_ID / "checkpoints").iterdir())[-1]
+    state, facts = unseal(newest)
+    assert set(facts) == {"algorithm", "schema", "progress", "history", "acknowledged", "generators"}
+    del facts["generators"]
+    newest.write_bytes(seal(state, facts))
+    resumed = run.train(**{"learner.max_updates": 60})
+    assert resumed.progress.updates == 60
+    assert set(resumed.state) == set(state)
+
+
+def test_the_checkpoint_of_the_best_version_is_kept(run: Run) -> None:
+    from services.common.run_folder import Evaluation, RunFolder
+
+    run.fill()
+    run.train()
+    folder = RunFolder(run.tmp_path / RUN_ID)
+    folder.save_best(safetensors.numpy.save({"a": np.zeros(1)}), Evaluation(6, 50, 10, 1.0, 1.0, 5.0))
+    for updates in (55, 60, 65, 70):
+        run.train(**{"learner.max_updates": updates, "learner.checkpoints_kept": 2})
+    kept = [int(file.stem) for file in sorted(folder.checkpoints.iterdir())]
+    assert kept[0] == 50
+    assert kept[-1] == 70
+    assert len(kept) == 3
 
 
 def test_another_algorithm_or_environment_is_refused(run: Run) -> None:

@@ -15,18 +15,20 @@ from services.common.lifecycle import Lifecycle
 from services.common.peer import Peer
 from services.common.ring_layout import RingFormat
 from services.common.rpc import Server, Unavailable, call_once, connect
+from services.learner import replay_client
 from services.learner.replay_client import ReplayClient
 from services.learner.ring_rows import RingRows, attach
 from services.replay.chunk_log import RingBroken
+from services.replay.registration import add_to_server
 from services.replay.ring_folder import RingFolder
 from services.replay.servicer import ReplayServicer
 from services.replay.table import Table, TableSettings
 from shoal.v1 import experience_pb2, replay_pb2, replay_pb2_grpc
-from tests.conftest import Serve
+from tests.conftest import Eventually, Serve
 from tests.fakes import SCHEMA, FakeLog, make_chunk
 
 CAPACITY, N, K = 256, 16, 4
-ADD = replay_pb2_grpc.add_ReplayServiceServicer_to_server
+ADD = add_to_server
 
 
 class MappedReplay:
@@ -144,6 +146,24 @@ def test_rows_from_the_ring_are_those_of_the_table(make_client: Any, replay: Map
     _draw_until_priorities_arrive(client, replay)
 
 
+def test_large_rows_are_gathered_batch_by_batch_out_of_one_call(
+    make_client: Any, replay: MappedReplay, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+) -> None:
+    row_bytes = sum(2 * spec.num_bytes for spec in SCHEMA.observation)
+    monkeypatch.setattr(replay_client, "MAX_ROW_BYTES", N * row_bytes)
+    monkeypatch.setattr(replay_client, "MAX_WAITING_BYTES", 2 * N * row_bytes)
+    client = make_client("mapped")
+    client.start(SCHEMA)
+    eventually(lambda: client.depth >= 2)
+    sampled = replay.table.info().limiter.sampled_items
+    assert sampled % (K * N) == 0  # calls ask for K batches as ever
+    assert client.depth <= 2 + 2  # what waited, and what the two threads were gathering
+    for _ in range(3 * K):
+        drawn = client.next()
+        assert len(drawn.batch) == N
+        _compare(replay.table, drawn.batch)
+
+
 def test_a_replay_that_comes_back_is_attached_to_anew_and_keeps_its_keys(
     make_client: Any, replay: MappedReplay, log: FakeLog
 ) -> None:
@@ -176,7 +196,7 @@ def test_without_a_proof_of_the_same_host_no_key_is_given(make_client: Any, repl
         )
         answer = client._stub.Sample(request, timeout=5)
         assert answer.status == replay_pb2.SAMPLE_STATUS_UNPROVEN
-        assert not answer.batches
+        assert not answer.HasField("items")
         assert "nonce" in answer.reason
 
 
@@ -197,7 +217,7 @@ def test_overwritten_items_are_replaced_and_counted(replay: MappedReplay, tmp_pa
     rows = RingRows(tmp_path / "ring", f"{1:016x}", np.random.default_rng(0))
     for sequence in range(1, 4):
         replay.fill(sequence)
-    drawn = replay.table.sample(1, N, max_wait_s=0.0, with_rows=False).drawn[0]
+    drawn = replay.table.sample(1, N, max_wait_s=0.0, with_rows=False).drawn
     oldest = int(np.median(drawn.keys))
     sequence = 4
     while replay.table.store.ring.oldest_key <= oldest:  # overwrite about half of what was drawn

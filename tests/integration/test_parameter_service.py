@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, List
 
@@ -11,12 +14,18 @@ import pytest
 import safetensors.numpy
 
 from services.actor.parameter_client import ParameterClient
+from services.common.config.values import WireDtype
 from services.common.lifecycle import Lifecycle
+from services.common.parameter_download import PART_BYTES, ParameterDownload
+from services.common.parameter_set import digest_of
 from services.common.peer import Peer
-from services.common.rpc import Refused, call_once, connect
+from services.common.rpc import Caller, Refused, call_once, connect
 from services.common.run_folder import Progress, RunFolder
-from services.learner.parameter_service import ParameterServicer, Readers, Status
-from services.learner.parameter_store import ParameterStore, PublishedSet, VersionReservation, digest_of
+from services.learner.parameter_service import ParameterServicer, Status, add_to_server
+from services.learner.parameter_store import ACT, AVERAGE, LEARN, ParameterStore
+from services.learner.published_set import PublishedSet
+from services.learner.readers import Readers
+from services.learner.version_reservation import VersionReservation
 from shoal.v1 import experience_pb2, parameters_pb2, parameters_pb2_grpc
 from tests.conftest import Serve
 from tests.fakes import RUN_ID, FakeClock, FakeLog
@@ -27,9 +36,10 @@ ACTOR, EVALUATOR, OPERATOR = experience_pb2.ROLE_ACTOR, experience_pb2.ROLE_EVAL
 class Chief:
     """The parts of the chief behind `ParameterService`, and a stub that asks them over a real connection."""
 
-    def __init__(self, tmp_path: Path, clock: FakeClock) -> None:
+    def __init__(self, tmp_path: Path, clock: FakeClock, wire_dtype: WireDtype = "float32") -> None:
         self.folder = RunFolder(tmp_path)
-        self.store = ParameterStore(VersionReservation(tmp_path / "versions.json"))
+        self.store = ParameterStore(VersionReservation(tmp_path / "versions.json"), wire_dtype=wire_dtype)
+        self.log = FakeLog()
         self.status = Status(run_state=parameters_pb2.RUN_STATE_TRAINING, progress=Progress(50, 12.5, 4000))
         self.readers = Readers(clock, num_actors=2)
         self.stub: Any = None
@@ -46,20 +56,26 @@ class Chief:
             num_actors=2,
             max_updates=100,
             waiting_for=lambda: "waiting for the replay",
-            log=FakeLog(),
+            log=self.log,
         )
 
     def publish(self, bias: float, updates: int = 0) -> PublishedSet:
-        return self.store.publish({"policy.bias": np.full(1000, bias, np.float32)}, updates)
+        return self.store.publish({ACT: {"policy.bias": np.full(1000, bias, np.float32)}}, updates)
 
-    def manifest(self, role: Any = ACTOR, name: str = "actor-0", newer_than: int = 0, **running: Any) -> Any:
-        peer = Peer(RUN_ID, role, name).to_proto()
-        request = parameters_pb2.GetManifestRequest(peer=peer, newer_than=newer_than, **running)
+    def manifest(
+        self, role: Any = ACTOR, name: str = "actor-0", newer_than: int = 0, parameters: Any = ACT, **running: Any
+    ) -> Any:
+        peer = Peer(RUN_ID, role, name, incarnation=7).to_proto()
+        request = parameters_pb2.GetManifestRequest(peer=peer, role=parameters, newer_than=newer_than, **running)
         return call_once(self.stub.GetManifest, request, timeout_s=5)
 
     def get(self, version: int, offset: int = 0, size: int = 0) -> Any:
         request = parameters_pb2.GetParametersRequest(
-            peer=Peer(RUN_ID, ACTOR, "actor-0").to_proto(), version=version, offset_bytes=offset, max_bytes=size
+            peer=Peer(RUN_ID, ACTOR, "actor-0").to_proto(),
+            role=ACT,
+            version=version,
+            offset_bytes=offset,
+            max_bytes=size,
         )
         return call_once(self.stub.Get, request, timeout_s=5)
 
@@ -86,7 +102,7 @@ class Chief:
         return float(best[0]["policy.bias"][0])
 
 
-ADD = parameters_pb2_grpc.add_ParameterServiceServicer_to_server
+ADD = add_to_server
 
 
 @pytest.fixture
@@ -128,6 +144,7 @@ def test_parts_make_the_whole_and_each_has_its_checksum(chief: Chief) -> None:
     assert digest_of(data) == published.digest
     assert chief.get(published.version).data == published.data
     assert chief.get(published.version, len(data)).data == b""
+    assert chief.get(published.version, PART_BYTES).data == b""
 
 
 def test_an_older_version_is_superseded(chief: Chief) -> None:
@@ -196,8 +213,8 @@ def test_reports_that_do_not_fit_are_refused_and_leave_nothing(chief: Chief) -> 
 def test_peers_of_another_run_are_refused_by_every_call(chief: Chief) -> None:
     peer = Peer("other", ACTOR, "actor-0").to_proto()
     calls = {
-        "GetManifest": parameters_pb2.GetManifestRequest(peer=peer),
-        "Get": parameters_pb2.GetParametersRequest(peer=peer),
+        "GetManifest": parameters_pb2.GetManifestRequest(peer=peer, role=ACT),
+        "Get": parameters_pb2.GetParametersRequest(peer=peer, role=ACT),
         "ReportEvaluation": parameters_pb2.ReportEvaluationRequest(peer=peer),
         "GetInfo": parameters_pb2.GetLearnerInfoRequest(peer=peer),
     }
@@ -214,6 +231,9 @@ def test_info_tells_progress_and_who_runs_what(chief: Chief) -> None:
     assert (info.run_id, info.version, info.updates, info.max_updates) == (RUN_ID, 2, 50, 100)
     assert info.waiting_for == "waiting for the replay"
     assert (info.training_seconds, info.env_steps) == (12.5, 4000)
+    assert info.non_finite_updates == 0
+    chief.status.non_finite_updates = 3
+    assert chief.info().non_finite_updates == 3
     assert (info.success_rate, info.best_success_rate) == (-1.0, -1.0)
     (reader,) = info.readers
     assert (reader.name, reader.version, reader.digest) == ("a", 1, "d1")
@@ -255,3 +275,177 @@ def test_a_damaged_best_is_replaced_by_the_next_evaluation(tmp_path: Path, serve
         chief.stub = parameters_pb2_grpc.ParameterServiceStub(channel)
         chief.report(chief.publish(2.0), 0.1)
     assert chief.best_bias() == 2.0
+
+
+def _download(chief: Chief, address: str, lifecycle: Lifecycle, role: Any, peer: Peer, part: int = 4096) -> Any:
+    caller = Caller("chief", address, lifecycle.stopping, chief.log)
+    return ParameterDownload(
+        caller, peer=peer, role=role, stopping=lifecycle.stopping, log=chief.log, part_bytes=part
+    ), caller
+
+
+def test_a_helper_fetches_what_it_learns_from_after_every_update(
+    chief: Chief, serve: Serve, lifecycle: Lifecycle
+) -> None:
+    peer = Peer(RUN_ID, experience_pb2.ROLE_LEARNER, "helper-0")
+    download, caller = _download(chief, serve(ADD, chief.servicer()), lifecycle, LEARN, peer)
+    try:
+        for updates in range(1, 6):
+            parameters = {"critics.bias": np.full(3000, updates, np.float32), "updates": np.array(updates, np.int64)}
+            published = chief.store.publish_learn(parameters, updates)
+            download.fetch()
+            newest = download.newest
+            assert (newest.version, newest.updates, newest.chief_incarnation) == (published.version, updates, 77)
+            assert newest.parameters["updates"] == updates
+            assert newest.parameters["updates"].dtype == np.int64
+        chief.status.progress = Progress(updates=9)
+        download.fetch()
+        (reader,) = chief.info().readers
+        assert (reader.name, reader.parameters, reader.lag_updates) == ("helper-0", LEARN, 4)
+    finally:
+        caller.close()
+
+
+@pytest.mark.parametrize("wire_dtype", ["float32", "float16", "bfloat16"])
+def test_actors_and_the_best_file_hold_float32_whatever_travelled(
+    wire_dtype: WireDtype, tmp_path: Path, serve: Serve, lifecycle: Lifecycle
+) -> None:
+    chief = Chief(tmp_path, FakeClock(), wire_dtype)
+    address = serve(ADD, chief.servicer())
+    peer = Peer(RUN_ID, EVALUATOR, "evaluator")
+    download, caller = _download(chief, address, lifecycle, ACT, peer)
+    with connect(address) as channel:
+        chief.stub = parameters_pb2_grpc.ParameterServiceStub(channel)
+        published = chief.publish(1 / 3)
+        download.fetch()
+        acted = download.newest.parameters["policy.bias"]
+        assert acted.dtype == np.float32
+        np.testing.assert_allclose(acted, 1 / 3, rtol={"float32": 1e-7, "float16": 5e-4, "bfloat16": 4e-3}[wire_dtype])
+        assert chief.report(published, 0.5, digest=download.newest.digest).best
+    caller.close()
+    best: Any = chief.folder.load_best()
+    assert best[0]["policy.bias"].dtype == np.float32
+    np.testing.assert_array_equal(best[0]["policy.bias"], acted)
+
+
+def test_an_evaluator_may_judge_the_average_that_the_chief_published(
+    chief: Chief, serve: Serve, lifecycle: Lifecycle
+) -> None:
+    peer = Peer(RUN_ID, EVALUATOR, "evaluator")
+    download, caller = _download(chief, serve(ADD, chief.servicer()), lifecycle, AVERAGE, peer)
+    sets = [{role: {"policy.bias": np.full(10, bias, np.float32)} for role, bias in ((ACT, 4.0), (AVERAGE, 1.0))}]
+    chief.store.publish(sets[0], 10)
+    download.fetch()
+    caller.close()
+    judged = download.newest
+    assert judged.parameters["policy.bias"][0] == 1.0
+    for updates in (20, 30, 40):
+        chief.store.publish(sets[0], updates)
+    average: Any = chief.store.find(AVERAGE, judged.version)
+    assert chief.report(average, 0.75, digest=judged.digest).best
+    assert chief.best_bias() == 1.0
+
+
+def test_a_run_without_an_average_says_how_to_get_one(chief: Chief) -> None:
+    assert not chief.manifest(EVALUATOR, "evaluator", parameters=AVERAGE).available  # nothing is published yet
+    chief.publish(1.0)
+    with pytest.raises(Refused, match=r"this run has none: set learner\.average_rate above 0"):
+        chief.manifest(EVALUATOR, "evaluator", parameters=AVERAGE)
+
+
+def test_a_reader_that_does_not_say_what_it_wants_is_refused(chief: Chief) -> None:
+    with pytest.raises(Refused, match="actor-0 does not say which parameters it wants"):
+        chief.manifest(parameters=parameters_pb2.PARAMETER_ROLE_UNSPECIFIED)
+
+
+def test_a_reader_that_acts_with_other_weights_is_named_and_sent_the_right_ones(
+    chief: Chief, serve: Serve, lifecycle: Lifecycle
+) -> None:
+    # As after a resume in other systems: the version is right, the weights are random.
+    peer = Peer(RUN_ID, ACTOR, "actor-0")
+    download, caller = _download(chief, serve(ADD, chief.servicer()), lifecycle, ACT, peer)
+    published = chief.publish(0.25)
+    download.fetch()
+    assert not download.fetch().available
+    random = {"policy.bias": np.full(1000, -3.0, np.float32)}
+    download._newest = replace(download.newest, digest="0" * 32, parameters=random)
+    manifest = download.fetch()
+    caller.close()
+    assert (manifest.available, manifest.version) == (True, published.version)
+    assert download.newest.digest == published.digest
+    assert download.newest.parameters["policy.bias"][0] == 0.25
+    assert chief.log.events("warning") == [
+        "a reader does not run the version that it says: it is sent the newest again"
+    ]
+    assert chief.log.lines[-1][2]["reader"] == "actor-0"
+    (reader,) = chief.info().readers
+    assert reader.digest_differs
+    assert chief.readers.mismatches_total == 1
+
+
+def test_after_a_restart_what_actors_run_is_not_known_and_no_reproach(chief: Chief) -> None:
+    chief.publish(1.0)
+    chief.manifest(running_version=950, running_digest="of an earlier life")
+    assert chief.log.events("warning") == []
+    assert not chief.info().readers[0].digest_differs
+
+
+def test_actors_of_a_run_whose_folder_was_replaced_get_the_versions_that_began_anew(chief: Chief) -> None:
+    published = chief.publish(1.0)
+    manifest = chief.manifest(newer_than=950, running_version=950, running_digest="d")
+    assert (manifest.available, manifest.version) == (True, published.version)
+
+
+def test_however_many_versions_nobody_fetches_a_reader_gets_the_newest_in_one_call(
+    chief: Chief, serve: Serve, lifecycle: Lifecycle
+) -> None:
+    for number in range(500):
+        chief.publish(number)
+    assert chief.store.num_sets == 2
+    download, caller = _download(chief, serve(ADD, chief.servicer()), lifecycle, ACT, Peer(RUN_ID, ACTOR, "a"), 10**6)
+    download.fetch()
+    caller.close()
+    assert download.newest.version == 500
+    assert download.newest.parameters["policy.bias"][0] == 499
+
+
+def test_an_actor_whose_weights_never_arrive_is_seen_falling_behind(chief: Chief) -> None:
+    first = chief.publish(1.0, updates=0)
+    lags = []
+    steps = [50, 100, *range(200, 1000, 100), 5000]
+    for updates in steps:
+        chief.publish(2.0, updates)
+        chief.status.progress = Progress(updates=updates)
+        # It asks, so it lives, but what it runs stays the same.
+        chief.manifest(newer_than=first.version, running_version=first.version, running_digest=first.digest)
+        (reader,) = chief.info().readers
+        lags.append(reader.lag_updates)
+    assert lags == steps
+    event = "a reader asks for newer parameters and goes on with old ones: what it is sent does not arrive whole"
+    assert chief.log.events("warning") == [event]
+    assert chief.log.lines[-1][2] == {"reader": "actor-0", "version": first.version, "lag_updates": 900}
+
+
+def test_a_slow_reader_of_large_sets_gets_to_an_end_beside_a_fast_publisher(
+    chief: Chief, serve: Serve, lifecycle: Lifecycle
+) -> None:
+    download, caller = _download(chief, serve(ADD, chief.servicer()), lifecycle, ACT, Peer(RUN_ID, ACTOR, "a"), 100)
+    stop = threading.Event()
+
+    def publish() -> None:
+        while not stop.is_set():
+            chief.publish(1.0)
+            time.sleep(0.001)
+
+    chief.publish(1.0)
+    publisher = threading.Thread(target=publish)
+    publisher.start()
+    try:
+        download.fetch()  # 42 parts, and many versions meanwhile
+    finally:
+        stop.set()
+        publisher.join()
+        caller.close()
+    newest: Any = chief.store.newest
+    assert newest.version > download.newest.version + 2
+    assert (download.newest.parameters["policy.bias"] == 1.0).all()

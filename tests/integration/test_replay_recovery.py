@@ -178,6 +178,7 @@ def test_killed_at_random_instants_it_loses_and_doubles_nothing(replay: Replay) 
     inserters = [Inserter("a"), Inserter("b")]
     operator = Peer("r", experience_pb2.ROLE_OPERATOR, "test")
     lives_at_work = 0
+    slowest_start_s = 0.1  # from the start of the inserters to the first acknowledgement, as seen so far
     for life in range(NUM_KILLS + 1):
         replay.start()
         info = replay.info(operator)
@@ -197,11 +198,14 @@ def test_killed_at_random_instants_it_loses_and_doubles_nothing(replay: Replay) 
         before = sum(inserter.acknowledged for inserter in inserters)
         for inserter in inserters:
             inserter.run(replay.stub)
-        until = time.monotonic() + 10.0
+        began = time.monotonic()
+        until = began + 10.0
         # Half of the lives end at work for sure, on however slow a machine; the others may end before the first chunk.
         while life % 2 and sum(i.acknowledged for i in inserters) == before and time.monotonic() < until:
             time.sleep(0.001)
-        time.sleep(rng.uniform(0.0, 0.3))
+        if life % 2:
+            slowest_start_s = max(slowest_start_s, time.monotonic() - began)
+        time.sleep(rng.uniform(0.0, 3.0 * slowest_start_s))
         replay.end(signal.SIGKILL)
         for inserter in inserters:
             inserter.join()
@@ -211,7 +215,7 @@ def test_killed_at_random_instants_it_loses_and_doubles_nothing(replay: Replay) 
             _look_inside(replay.folder / "rings" / "r")
     assert replay.end(signal.SIGTERM) == 0
     print(f"{NUM_KILLS} kills, {sum(i.acknowledged for i in inserters)} chunks acknowledged")
-    assert lives_at_work >= NUM_KILLS // 2
+    assert lives_at_work > NUM_KILLS // 2  # some of those that might have ended before were at work too
 
 
 def test_a_replay_shows_its_folder_takes_snapshots_and_comes_back_with_other_settings(

@@ -10,12 +10,16 @@ from typing import Any, Dict, List
 import numpy as np
 import pytest
 
+from services.common.batch import Batch
 from services.common.chunk import TERMINATED, TRUNCATED, VALID, Chunk
-from services.common.codec import decode_batch, decode_schema, decode_tensor, encode_chunk, encode_schema
+from services.common.codec import decode_schema, decode_tensor, encode_chunk, encode_schema
+from services.common.moments import decode_moments
 from services.common.peer import Peer
 from services.common.rpc import Refused, Unavailable, call_once, connect
+from services.common.sample_codec import decode_batch
 from services.common.schema import ActionSpec, Schema, TensorSpec
 from services.common.stamps_codec import StampSource
+from services.replay.registration import add_to_server
 from services.replay.servicer import ReplayServicer
 from services.replay.table import Table, TableSettings
 from shoal.v1 import experience_pb2, replay_pb2, replay_pb2_grpc
@@ -89,7 +93,7 @@ def start(serve: Serve) -> Any:
 
     def make(**settings: Any) -> Replay:
         replay = Replay(**settings)
-        address = serve(replay_pb2_grpc.add_ReplayServiceServicer_to_server, replay.servicer)
+        address = serve(add_to_server, replay.servicer)
         channels.append(connect(address))
         replay.stub = replay_pb2_grpc.ReplayServiceStub(channels[-1])
         return replay
@@ -106,6 +110,10 @@ def replay(start: Any) -> Replay:
 
 
 APPLIED = replay_pb2.INSERT_STATUS_APPLIED
+
+
+def _batch_of(response: Any) -> Batch:
+    return decode_batch(response.items.SerializeToString(), response.num_items)
 
 
 def test_items_are_exact(replay: Replay) -> None:
@@ -128,8 +136,7 @@ def test_items_are_exact(replay: Replay) -> None:
     assert response.status == replay_pb2.SAMPLE_STATUS_OK
     assert response.num_items == len(want)
     seen = set()
-    for message in response.batches:
-        batch = decode_batch(message, response.num_items)
+    for batch in _batch_of(response).split(64):
         for i in range(len(batch)):
             (at,) = [at for at in want if (o[at] == batch.observation["policy"][i]).all()]
             n_step_return, discount, following = want[at]
@@ -164,7 +171,7 @@ def test_a_resend_is_a_duplicate_and_a_jump_is_out_of_order(replay: Replay) -> N
 
 def test_priorities_travel_with_the_next_sample(replay: Replay) -> None:
     replay.insert(make_chunk(8, 2))
-    drawn = decode_batch(replay.sample(1, 4).batches[0], 0)
+    drawn = _batch_of(replay.sample(1, 4))
     keys = np.unique(drawn.keys)[:2]
     errors = np.array([4.0, np.nan])
     updates = replay_pb2.PriorityUpdates(table_id=replay.table.table_id, keys=keys.tobytes(), td_error=errors.tobytes())
@@ -178,7 +185,7 @@ def test_priorities_travel_with_the_next_sample(replay: Replay) -> None:
 
 def test_priorities_of_another_life_of_the_replay_are_stale(replay: Replay) -> None:
     replay.insert(make_chunk(8, 2))
-    drawn = decode_batch(replay.sample(1, 4).batches[0], 0)
+    drawn = _batch_of(replay.sample(1, 4))
     before = replay.inspect(one=True, key=int(drawn.keys[0])).items[0].priority
     updates = replay_pb2.PriorityUpdates(table_id=98, keys=drawn.keys.tobytes(), td_error=np.full(4, 9.0).tobytes())
     request = replay_pb2.UpdatePrioritiesRequest(peer=replay.learner.to_proto(SCHEMA.digest), priorities=updates)
@@ -312,7 +319,7 @@ def test_impossible_draws_are_refused(replay: Replay) -> None:
     answer = replay.sample(transport=replay_pb2.TRANSPORT_MAPPED)
     assert answer.status == replay_pb2.SAMPLE_STATUS_UNPROVEN
     assert "keeps its ring in memory" in answer.reason
-    assert not answer.batches
+    assert not answer.HasField("items")
     updates = replay_pb2.PriorityUpdates(table_id=1, keys=bytes(16), td_error=bytes(8))
     with pytest.raises(Refused, match=r"column 'priorities\.td_error' has 8 bytes"):
         replay.sample(priorities=updates)
@@ -350,7 +357,7 @@ def test_the_answer_says_where_an_items_age_comes_from(replay: Replay) -> None:
     assert response.held_seconds > 0.0
     assert response.actor_names == ["actor-0"]
     source = StampSource(response.sampling_version, tuple(response.actor_names))
-    stamps = decode_batch(response.batches[1], response.num_items, source).stamps
+    stamps = decode_batch(response.items.SerializeToString(), response.num_items, source).stamps
     assert stamps is not None
     assert set(stamps.acting_s.tolist()) <= {2.0, 1.5, 1.0, 0.5}
     assert (stamps.transit_s >= 1.0).all()
@@ -362,3 +369,18 @@ def test_an_insert_says_how_long_it_was_held(replay: Replay) -> None:
     began_s = time.monotonic()
     response = replay.insert(make_chunk(4, 2))
     assert 0.0 < response.held_seconds < time.monotonic() - began_s
+
+
+def test_moments_come_if_they_are_asked_for(start: Any) -> None:
+    replay = start(with_moments=True)
+    chunk = make_chunk()
+    replay.insert(chunk)
+    request = replay_pb2.GetReplayInfoRequest(peer=replay.learner.to_proto())
+    assert not call_once(replay.stub.GetInfo, request, timeout_s=10).moments
+    request.with_moments = True
+    moments = decode_moments(call_once(replay.stub.GetInfo, request, timeout_s=10).moments)
+    assert set(moments) == {"policy"}  # no camera
+    rows = chunk.observation["policy"].reshape(-1, 2)
+    assert moments["policy"].count == len(rows)
+    np.testing.assert_allclose(moments["policy"].mean, rows.mean(axis=0), rtol=1e-6)
+    np.testing.assert_allclose(moments["policy"].deviation(), rows.std(axis=0), rtol=1e-6)

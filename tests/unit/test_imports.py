@@ -24,7 +24,14 @@ PACKAGES = (
     "services.agent",
     "services.learner",
 )
-PROCESSES = ("services.replay", "services.learner", "services.actor", "services.actor.evaluator", "services.cli")
+PROCESSES = (
+    "services.replay",
+    "services.learner",
+    "services.actor",
+    "services.actor.evaluator",
+    "services.actor.conformance",
+    "services.cli",
+)
 
 
 def _modules(package: str) -> List[str]:

@@ -268,7 +268,7 @@ class Chunk(google.protobuf.message.Message):
     newest_version: builtins.int
     """newest that the actor knew when it made the last step"""
     crc32c: builtins.int
-    """over the columns' bytes in the order of their field numbers; 0 means not given"""
+    """over the columns' bytes as they travel, in the order of field numbers; 0: not given"""
     @property
     def observation(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[shoal.v1.tensor_pb2.Tensor]:
         """each [T, B, ...]: what the policy acted on"""

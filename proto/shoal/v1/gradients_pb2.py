@@ -25,25 +25,37 @@ _sym_db = _symbol_database.Default()
 from shoal.v1 import experience_pb2 as shoal_dot_v1_dot_experience__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18shoal/v1/gradients.proto\x12\x08shoal.v1\x1a\x19shoal/v1/experience.proto\"\xb6\x01\n\x0fGradientSegment\x12\x0e\n\x06tensor\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\r\x12&\n\x05\x63odec\x18\x03 \x01(\x0e\x32\x17.shoal.v1.GradientCodec\x12\x12\n\nblock_size\x18\x04 \x01(\r\x12\x0e\n\x06scales\x18\x05 \x01(\x0c\x12*\n\x07packing\x18\x06 \x01(\x0e\x32\x19.shoal.v1.GradientPacking\x12\x0c\n\x04\x64\x61ta\x18\x07 \x01(\x0c\"\xc0\x01\n\x0bPushRequest\x12\x1c\n\x04peer\x18\x01 \x01(\x0b\x32\x0e.shoal.v1.Peer\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x14\n\x0c\x62\x61se_version\x18\x03 \x01(\x04\x12\x19\n\x11\x63hief_incarnation\x18\x04 \x01(\x06\x12\x13\n\x0bnum_samples\x18\x05 \x01(\r\x12+\n\x08segments\x18\x06 \x03(\x0b\x32\x19.shoal.v1.GradientSegment\x12\x0e\n\x06\x63rc32c\x18\x07 \x01(\x07\"l\n\x0cPushResponse\x12$\n\x06status\x18\x01 \x01(\x0e\x32\x14.shoal.v1.PushStatus\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0e\n\x06weight\x18\x03 \x01(\x01\x12\x16\n\x0enewest_version\x18\x04 \x01(\x04*\x81\x01\n\rGradientCodec\x12\x1e\n\x1aGRADIENT_CODEC_UNSPECIFIED\x10\x00\x12\x17\n\x13GRADIENT_CODEC_NONE\x10\x01\x12\x17\n\x13GRADIENT_CODEC_FP16\x10\x02\x12\x1e\n\x1aGRADIENT_CODEC_INT8_BLOCKS\x10\x03*\x84\x01\n\x0fGradientPacking\x12 \n\x1cGRADIENT_PACKING_UNSPECIFIED\x10\x00\x12\x19\n\x15GRADIENT_PACKING_NONE\x10\x01\x12\x19\n\x15GRADIENT_PACKING_ZSTD\x10\x02\x12\x19\n\x15GRADIENT_PACKING_ZLIB\x10\x03*\xd1\x01\n\nPushStatus\x12\x1b\n\x17PUSH_STATUS_UNSPECIFIED\x10\x00\x12\x18\n\x14PUSH_STATUS_ACCEPTED\x10\x01\x12\x16\n\x12PUSH_STATUS_SCALED\x10\x02\x12\x19\n\x15PUSH_STATUS_TOO_STALE\x10\x03\x12\x1c\n\x18PUSH_STATUS_BAD_CHECKSUM\x10\x04\x12\x1a\n\x16PUSH_STATUS_NON_FINITE\x10\x05\x12\x1f\n\x1bPUSH_STATUS_CHIEF_RESTARTED\x10\x06\x32H\n\x0fGradientService\x12\x35\n\x04Push\x12\x15.shoal.v1.PushRequest\x1a\x16.shoal.v1.PushResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18shoal/v1/gradients.proto\x12\x08shoal.v1\x1a\x19shoal/v1/experience.proto\"+\n\x0bJoinRequest\x12\x1c\n\x04peer\x18\x01 \x01(\x0b\x32\x0e.shoal.v1.Peer\"\x8e\x01\n\x0cJoinResponse\x12\x19\n\x11\x63hief_incarnation\x18\x01 \x01(\x06\x12$\n\x04mode\x18\x02 \x01(\x0e\x32\x16.shoal.v1.GradientMode\x12\x16\n\x0enewest_version\x18\x03 \x01(\x04\x12\x15\n\rlease_seconds\x18\x04 \x01(\x01\x12\x0e\n\x06\x66\x65nced\x18\x05 \x01(\x08\",\n\x0cLeaveRequest\x12\x1c\n\x04peer\x18\x01 \x01(\x0b\x32\x0e.shoal.v1.Peer\"\x0f\n\rLeaveResponse\"\xf6\x01\n\x0fGradientSegment\x12\x0e\n\x06tensor\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\r\x12&\n\x05\x63odec\x18\x03 \x01(\x0e\x32\x17.shoal.v1.GradientCodec\x12\x12\n\nblock_size\x18\x04 \x01(\r\x12\x0e\n\x06scales\x18\x05 \x01(\x0c\x12*\n\x07packing\x18\x06 \x01(\x0e\x32\x19.shoal.v1.GradientPacking\x12\x0c\n\x04\x64\x61ta\x18\x07 \x01(\x0c\x12\x16\n\x0escale_exponent\x18\x08 \x01(\x11\x12&\n\x05order\x18\t \x01(\x0e\x32\x17.shoal.v1.GradientOrder\"\xc0\x01\n\x0bPushRequest\x12\x1c\n\x04peer\x18\x01 \x01(\x0b\x32\x0e.shoal.v1.Peer\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x14\n\x0c\x62\x61se_version\x18\x03 \x01(\x04\x12\x19\n\x11\x63hief_incarnation\x18\x04 \x01(\x06\x12\x13\n\x0bnum_samples\x18\x05 \x01(\r\x12+\n\x08segments\x18\x06 \x03(\x0b\x32\x19.shoal.v1.GradientSegment\x12\x0e\n\x06\x63rc32c\x18\x07 \x01(\x07\"l\n\x0cPushResponse\x12$\n\x06status\x18\x01 \x01(\x0e\x32\x14.shoal.v1.PushStatus\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0e\n\x06weight\x18\x03 \x01(\x01\x12\x16\n\x0enewest_version\x18\x04 \x01(\x04*l\n\x0cGradientMode\x12\x1d\n\x19GRADIENT_MODE_UNSPECIFIED\x10\x00\x12\x1d\n\x19GRADIENT_MODE_SYNCHRONOUS\x10\x01\x12\x1e\n\x1aGRADIENT_MODE_ASYNCHRONOUS\x10\x02*\x81\x01\n\rGradientCodec\x12\x1e\n\x1aGRADIENT_CODEC_UNSPECIFIED\x10\x00\x12\x17\n\x13GRADIENT_CODEC_NONE\x10\x01\x12\x17\n\x13GRADIENT_CODEC_FP16\x10\x02\x12\x1e\n\x1aGRADIENT_CODEC_INT8_BLOCKS\x10\x03*\x84\x01\n\x0fGradientPacking\x12 \n\x1cGRADIENT_PACKING_UNSPECIFIED\x10\x00\x12\x19\n\x15GRADIENT_PACKING_NONE\x10\x01\x12\x19\n\x15GRADIENT_PACKING_ZSTD\x10\x02\x12\x19\n\x15GRADIENT_PACKING_ZLIB\x10\x03*d\n\rGradientOrder\x12\x1e\n\x1aGRADIENT_ORDER_UNSPECIFIED\x10\x00\x12\x17\n\x13GRADIENT_ORDER_ROWS\x10\x01\x12\x1a\n\x16GRADIENT_ORDER_COLUMNS\x10\x02*\x82\x02\n\nPushStatus\x12\x1b\n\x17PUSH_STATUS_UNSPECIFIED\x10\x00\x12\x18\n\x14PUSH_STATUS_ACCEPTED\x10\x01\x12\x16\n\x12PUSH_STATUS_SCALED\x10\x02\x12\x19\n\x15PUSH_STATUS_TOO_STALE\x10\x03\x12\x1c\n\x18PUSH_STATUS_BAD_CHECKSUM\x10\x04\x12\x1a\n\x16PUSH_STATUS_NON_FINITE\x10\x05\x12\x1f\n\x1bPUSH_STATUS_CHIEF_RESTARTED\x10\x06\x12\x16\n\x12PUSH_STATUS_FENCED\x10\x07\x12\x17\n\x13PUSH_STATUS_PENDING\x10\x08\x32\xb9\x01\n\x0fGradientService\x12\x35\n\x04Join\x12\x15.shoal.v1.JoinRequest\x1a\x16.shoal.v1.JoinResponse\x12\x35\n\x04Push\x12\x15.shoal.v1.PushRequest\x1a\x16.shoal.v1.PushResponse\x12\x38\n\x05Leave\x12\x16.shoal.v1.LeaveRequest\x1a\x17.shoal.v1.LeaveResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'shoal.v1.gradients_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_GRADIENTCODEC']._serialized_start=556
-  _globals['_GRADIENTCODEC']._serialized_end=685
-  _globals['_GRADIENTPACKING']._serialized_start=688
-  _globals['_GRADIENTPACKING']._serialized_end=820
-  _globals['_PUSHSTATUS']._serialized_start=823
-  _globals['_PUSHSTATUS']._serialized_end=1032
-  _globals['_GRADIENTSEGMENT']._serialized_start=66
-  _globals['_GRADIENTSEGMENT']._serialized_end=248
-  _globals['_PUSHREQUEST']._serialized_start=251
-  _globals['_PUSHREQUEST']._serialized_end=443
-  _globals['_PUSHRESPONSE']._serialized_start=445
-  _globals['_PUSHRESPONSE']._serialized_end=553
-  _globals['_GRADIENTSERVICE']._serialized_start=1034
-  _globals['_GRADIENTSERVICE']._serialized_end=1106
+  _globals['_GRADIENTMODE']._serialized_start=872
+  _globals['_GRADIENTMODE']._serialized_end=980
+  _globals['_GRADIENTCODEC']._serialized_start=983
+  _globals['_GRADIENTCODEC']._serialized_end=1112
+  _globals['_GRADIENTPACKING']._serialized_start=1115
+  _globals['_GRADIENTPACKING']._serialized_end=1247
+  _globals['_GRADIENTORDER']._serialized_start=1249
+  _globals['_GRADIENTORDER']._serialized_end=1349
+  _globals['_PUSHSTATUS']._serialized_start=1352
+  _globals['_PUSHSTATUS']._serialized_end=1610
+  _globals['_JOINREQUEST']._serialized_start=65
+  _globals['_JOINREQUEST']._serialized_end=108
+  _globals['_JOINRESPONSE']._serialized_start=111
+  _globals['_JOINRESPONSE']._serialized_end=253
+  _globals['_LEAVEREQUEST']._serialized_start=255
+  _globals['_LEAVEREQUEST']._serialized_end=299
+  _globals['_LEAVERESPONSE']._serialized_start=301
+  _globals['_LEAVERESPONSE']._serialized_end=316
+  _globals['_GRADIENTSEGMENT']._serialized_start=319
+  _globals['_GRADIENTSEGMENT']._serialized_end=565
+  _globals['_PUSHREQUEST']._serialized_start=568
+  _globals['_PUSHREQUEST']._serialized_end=760
+  _globals['_PUSHRESPONSE']._serialized_start=762
+  _globals['_PUSHRESPONSE']._serialized_end=870
+  _globals['_GRADIENTSERVICE']._serialized_start=1613
+  _globals['_GRADIENTSERVICE']._serialized_end=1798
 # @@protoc_insertion_point(module_scope)

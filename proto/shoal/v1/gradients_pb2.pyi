@@ -20,6 +20,27 @@ else:
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
+class _GradientMode:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _GradientModeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_GradientMode.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    GRADIENT_MODE_UNSPECIFIED: _GradientMode.ValueType  # 0
+    GRADIENT_MODE_SYNCHRONOUS: _GradientMode.ValueType  # 1
+    """one gradient of each contributor a step"""
+    GRADIENT_MODE_ASYNCHRONOUS: _GradientMode.ValueType  # 2
+    """a step for every so many gradients, as they come"""
+
+class GradientMode(_GradientMode, metaclass=_GradientModeEnumTypeWrapper): ...
+
+GRADIENT_MODE_UNSPECIFIED: GradientMode.ValueType  # 0
+GRADIENT_MODE_SYNCHRONOUS: GradientMode.ValueType  # 1
+"""one gradient of each contributor a step"""
+GRADIENT_MODE_ASYNCHRONOUS: GradientMode.ValueType  # 2
+"""a step for every so many gradients, as they come"""
+global___GradientMode = GradientMode
+
 class _GradientCodec:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: typing_extensions.TypeAlias = ValueType
@@ -27,20 +48,25 @@ class _GradientCodec:
 class _GradientCodecEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_GradientCodec.ValueType], builtins.type):
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     GRADIENT_CODEC_UNSPECIFIED: _GradientCodec.ValueType  # 0
+    """refused"""
     GRADIENT_CODEC_NONE: _GradientCodec.ValueType  # 1
     """float32"""
     GRADIENT_CODEC_FP16: _GradientCodec.ValueType  # 2
+    """float16"""
     GRADIENT_CODEC_INT8_BLOCKS: _GradientCodec.ValueType  # 3
-    """int8 values, an fp16 scale for each block"""
+    """int8, and a float16 scale for each block"""
 
-class GradientCodec(_GradientCodec, metaclass=_GradientCodecEnumTypeWrapper): ...
+class GradientCodec(_GradientCodec, metaclass=_GradientCodecEnumTypeWrapper):
+    """How the values of a segment are written. Scales and fp16 values are float16 times 2^scale_exponent."""
 
 GRADIENT_CODEC_UNSPECIFIED: GradientCodec.ValueType  # 0
+"""refused"""
 GRADIENT_CODEC_NONE: GradientCodec.ValueType  # 1
 """float32"""
 GRADIENT_CODEC_FP16: GradientCodec.ValueType  # 2
+"""float16"""
 GRADIENT_CODEC_INT8_BLOCKS: GradientCodec.ValueType  # 3
-"""int8 values, an fp16 scale for each block"""
+"""int8, and a float16 scale for each block"""
 global___GradientCodec = GradientCodec
 
 class _GradientPacking:
@@ -50,17 +76,48 @@ class _GradientPacking:
 class _GradientPackingEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_GradientPacking.ValueType], builtins.type):
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     GRADIENT_PACKING_UNSPECIFIED: _GradientPacking.ValueType  # 0
+    """refused"""
     GRADIENT_PACKING_NONE: _GradientPacking.ValueType  # 1
     GRADIENT_PACKING_ZSTD: _GradientPacking.ValueType  # 2
+    """one frame that states its content size"""
     GRADIENT_PACKING_ZLIB: _GradientPacking.ValueType  # 3
 
-class GradientPacking(_GradientPacking, metaclass=_GradientPackingEnumTypeWrapper): ...
+class GradientPacking(_GradientPacking, metaclass=_GradientPackingEnumTypeWrapper):
+    """How `GradientSegment.data` is packed, without loss. A receiver MUST check that it unpacks to exactly the bytes that
+    the shape takes, and MUST NOT take more memory than that.
+    """
 
 GRADIENT_PACKING_UNSPECIFIED: GradientPacking.ValueType  # 0
+"""refused"""
 GRADIENT_PACKING_NONE: GradientPacking.ValueType  # 1
 GRADIENT_PACKING_ZSTD: GradientPacking.ValueType  # 2
+"""one frame that states its content size"""
 GRADIENT_PACKING_ZLIB: GradientPacking.ValueType  # 3
 global___GradientPacking = GradientPacking
+
+class _GradientOrder:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _GradientOrderEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_GradientOrder.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    GRADIENT_ORDER_UNSPECIFIED: _GradientOrder.ValueType  # 0
+    """as ROWS"""
+    GRADIENT_ORDER_ROWS: _GradientOrder.ValueType  # 1
+    """C order of the shape"""
+    GRADIENT_ORDER_COLUMNS: _GradientOrder.ValueType  # 2
+    """C order of the shape with its last two dimensions swapped: packs better"""
+
+class GradientOrder(_GradientOrder, metaclass=_GradientOrderEnumTypeWrapper):
+    """In which order the elements lie in the unpacked data. Blocks and their scales always follow ROWS."""
+
+GRADIENT_ORDER_UNSPECIFIED: GradientOrder.ValueType  # 0
+"""as ROWS"""
+GRADIENT_ORDER_ROWS: GradientOrder.ValueType  # 1
+"""C order of the shape"""
+GRADIENT_ORDER_COLUMNS: GradientOrder.ValueType  # 2
+"""C order of the shape with its last two dimensions swapped: packs better"""
+global___GradientOrder = GradientOrder
 
 class _PushStatus:
     ValueType = typing.NewType("ValueType", builtins.int)
@@ -80,6 +137,10 @@ class _PushStatusEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enu
     """discard, set the residual back"""
     PUSH_STATUS_CHIEF_RESTARTED: _PushStatus.ValueType  # 6
     """the base version no longer exists: discard, set the residual back"""
+    PUSH_STATUS_FENCED: _PushStatus.ValueType  # 7
+    """a newer incarnation of this helper has taken over: stop"""
+    PUSH_STATUS_PENDING: _PushStatus.ValueType  # 8
+    """received, and its step is not taken yet: resend the same bytes to go on waiting"""
 
 class PushStatus(_PushStatus, metaclass=_PushStatusEnumTypeWrapper): ...
 
@@ -95,11 +156,91 @@ PUSH_STATUS_NON_FINITE: PushStatus.ValueType  # 5
 """discard, set the residual back"""
 PUSH_STATUS_CHIEF_RESTARTED: PushStatus.ValueType  # 6
 """the base version no longer exists: discard, set the residual back"""
+PUSH_STATUS_FENCED: PushStatus.ValueType  # 7
+"""a newer incarnation of this helper has taken over: stop"""
+PUSH_STATUS_PENDING: PushStatus.ValueType  # 8
+"""received, and its step is not taken yet: resend the same bytes to go on waiting"""
 global___PushStatus = PushStatus
 
 @typing.final
+class JoinRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PEER_FIELD_NUMBER: builtins.int
+    @property
+    def peer(self) -> shoal.v1.experience_pb2.Peer: ...
+    def __init__(
+        self,
+        *,
+        peer: shoal.v1.experience_pb2.Peer | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["peer", b"peer"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["peer", b"peer"]) -> None: ...
+
+global___JoinRequest = JoinRequest
+
+@typing.final
+class JoinResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CHIEF_INCARNATION_FIELD_NUMBER: builtins.int
+    MODE_FIELD_NUMBER: builtins.int
+    NEWEST_VERSION_FIELD_NUMBER: builtins.int
+    LEASE_SECONDS_FIELD_NUMBER: builtins.int
+    FENCED_FIELD_NUMBER: builtins.int
+    chief_incarnation: builtins.int
+    mode: global___GradientMode.ValueType
+    newest_version: builtins.int
+    """of role learn, 0: none; the helper takes part from the next one on"""
+    lease_seconds: builtins.float
+    """a helper silent for longer is not waited for"""
+    fenced: builtins.bool
+    """a newer incarnation of this helper has taken over: stop"""
+    def __init__(
+        self,
+        *,
+        chief_incarnation: builtins.int = ...,
+        mode: global___GradientMode.ValueType = ...,
+        newest_version: builtins.int = ...,
+        lease_seconds: builtins.float = ...,
+        fenced: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["chief_incarnation", b"chief_incarnation", "fenced", b"fenced", "lease_seconds", b"lease_seconds", "mode", b"mode", "newest_version", b"newest_version"]) -> None: ...
+
+global___JoinResponse = JoinResponse
+
+@typing.final
+class LeaveRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PEER_FIELD_NUMBER: builtins.int
+    @property
+    def peer(self) -> shoal.v1.experience_pb2.Peer: ...
+    def __init__(
+        self,
+        *,
+        peer: shoal.v1.experience_pb2.Peer | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["peer", b"peer"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["peer", b"peer"]) -> None: ...
+
+global___LeaveRequest = LeaveRequest
+
+@typing.final
+class LeaveResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___LeaveResponse = LeaveResponse
+
+@typing.final
 class GradientSegment(google.protobuf.message.Message):
-    """The gradient of one tensor."""
+    """The gradient of one tensor. In ROWS order, value i is
+      NONE: data[i];  FP16: data[i] * 2^scale_exponent;  INT8_BLOCKS: data[i] * scales[i / block_size] * 2^scale_exponent.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -110,15 +251,20 @@ class GradientSegment(google.protobuf.message.Message):
     SCALES_FIELD_NUMBER: builtins.int
     PACKING_FIELD_NUMBER: builtins.int
     DATA_FIELD_NUMBER: builtins.int
+    SCALE_EXPONENT_FIELD_NUMBER: builtins.int
+    ORDER_FIELD_NUMBER: builtins.int
     tensor: builtins.str
-    """name in the parameter set: "critics.0.weight" """
+    """name in the parameter set: "critics.0.weight"; at most once in a push"""
     codec: global___GradientCodec.ValueType
     block_size: builtins.int
-    """values a block, with INT8_BLOCKS"""
+    """values a block, 1024 to 2048 with INT8_BLOCKS; 0 otherwise"""
     scales: builtins.bytes
-    """float16[ceil(values / block_size)]"""
+    """float16[ceil(values / block_size)], finite, none negative; empty otherwise"""
     packing: global___GradientPacking.ValueType
     data: builtins.bytes
+    scale_exponent: builtins.int
+    """-102 to 112: gradients as small as 1e-38 keep their scales; 0 with NONE"""
+    order: global___GradientOrder.ValueType
     @property
     def shape(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
     def __init__(
@@ -131,8 +277,10 @@ class GradientSegment(google.protobuf.message.Message):
         scales: builtins.bytes = ...,
         packing: global___GradientPacking.ValueType = ...,
         data: builtins.bytes = ...,
+        scale_exponent: builtins.int = ...,
+        order: global___GradientOrder.ValueType = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["block_size", b"block_size", "codec", b"codec", "data", b"data", "packing", b"packing", "scales", b"scales", "shape", b"shape", "tensor", b"tensor"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["block_size", b"block_size", "codec", b"codec", "data", b"data", "order", b"order", "packing", b"packing", "scale_exponent", b"scale_exponent", "scales", b"scales", "shape", b"shape", "tensor", b"tensor"]) -> None: ...
 
 global___GradientSegment = GradientSegment
 
@@ -150,13 +298,15 @@ class PushRequest(google.protobuf.message.Message):
     sequence: builtins.int
     """of this incarnation"""
     base_version: builtins.int
-    """the parameters that the gradient was computed on"""
+    """of role learn: the parameters that the gradient was computed on"""
     chief_incarnation: builtins.int
     """that published them"""
     num_samples: builtins.int
-    """items behind the mean gradient: its weight in the average"""
+    """items behind the mean gradient: its weight in the average; 0 and no segments: abstains"""
     crc32c: builtins.int
-    """over scales and data of all segments in order"""
+    """CRC32C over each segment in order: the text "tensor:shape:codec:block_size:packing:scale_exponent:order" with
+    decimal numbers, the shape's joined by "x" ("critics.0.weight:2x26x256:3:2048:2:-30:2"), then scales, then data.
+    """
     @property
     def peer(self) -> shoal.v1.experience_pb2.Peer: ...
     @property
@@ -190,6 +340,7 @@ class PushResponse(google.protobuf.message.Message):
     weight: builtins.float
     """with SCALED"""
     newest_version: builtins.int
+    """of role learn, 0: none is open"""
     def __init__(
         self,
         *,

@@ -34,18 +34,43 @@ class GradientServiceStub(object):
         Args:
             channel: A grpc.Channel.
         """
+        self.Join = channel.unary_unary(
+                '/shoal.v1.GradientService/Join',
+                request_serializer=shoal_dot_v1_dot_gradients__pb2.JoinRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_gradients__pb2.JoinResponse.FromString,
+                _registered_method=True)
         self.Push = channel.unary_unary(
                 '/shoal.v1.GradientService/Push',
                 request_serializer=shoal_dot_v1_dot_gradients__pb2.PushRequest.SerializeToString,
                 response_deserializer=shoal_dot_v1_dot_gradients__pb2.PushResponse.FromString,
+                _registered_method=True)
+        self.Leave = channel.unary_unary(
+                '/shoal.v1.GradientService/Leave',
+                request_serializer=shoal_dot_v1_dot_gradients__pb2.LeaveRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_gradients__pb2.LeaveResponse.FromString,
                 _registered_method=True)
 
 
 class GradientServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
+    def Join(self, request, context):
+        """A helper introduces itself: from the next base on, a synchronous step waits for its gradient. Harmless if repeated.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Push(self, request, context):
-        """At most one Push of a helper is in flight. Unanswered: resend the same bytes and sequence.
+        """At most one Push of a helper is in flight. It is answered when its step was taken (synchronous) or when there was
+        room for it (asynchronous). Unanswered: resend the same bytes and sequence.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Leave(self, request, context):
+        """A helper that stops says so: no step waits for its lease to end.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -54,10 +79,20 @@ class GradientServiceServicer(object):
 
 def add_GradientServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'Join': grpc.unary_unary_rpc_method_handler(
+                    servicer.Join,
+                    request_deserializer=shoal_dot_v1_dot_gradients__pb2.JoinRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_gradients__pb2.JoinResponse.SerializeToString,
+            ),
             'Push': grpc.unary_unary_rpc_method_handler(
                     servicer.Push,
                     request_deserializer=shoal_dot_v1_dot_gradients__pb2.PushRequest.FromString,
                     response_serializer=shoal_dot_v1_dot_gradients__pb2.PushResponse.SerializeToString,
+            ),
+            'Leave': grpc.unary_unary_rpc_method_handler(
+                    servicer.Leave,
+                    request_deserializer=shoal_dot_v1_dot_gradients__pb2.LeaveRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_gradients__pb2.LeaveResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -69,6 +104,33 @@ def add_GradientServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class GradientService(object):
     """Missing associated documentation comment in .proto file."""
+
+    @staticmethod
+    def Join(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.GradientService/Join',
+            shoal_dot_v1_dot_gradients__pb2.JoinRequest.SerializeToString,
+            shoal_dot_v1_dot_gradients__pb2.JoinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def Push(request,
@@ -87,6 +149,33 @@ class GradientService(object):
             '/shoal.v1.GradientService/Push',
             shoal_dot_v1_dot_gradients__pb2.PushRequest.SerializeToString,
             shoal_dot_v1_dot_gradients__pb2.PushResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Leave(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.GradientService/Leave',
+            shoal_dot_v1_dot_gradients__pb2.LeaveRequest.SerializeToString,
+            shoal_dot_v1_dot_gradients__pb2.LeaveResponse.FromString,
             options,
             channel_credentials,
             insecure,

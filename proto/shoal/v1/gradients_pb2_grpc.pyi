@@ -19,26 +19,72 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
 
 class GradientServiceStub:
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
+    Join: grpc.UnaryUnaryMultiCallable[
+        shoal.v1.gradients_pb2.JoinRequest,
+        shoal.v1.gradients_pb2.JoinResponse,
+    ]
+    """A helper introduces itself: from the next base on, a synchronous step waits for its gradient. Harmless if repeated."""
+
     Push: grpc.UnaryUnaryMultiCallable[
         shoal.v1.gradients_pb2.PushRequest,
         shoal.v1.gradients_pb2.PushResponse,
     ]
-    """At most one Push of a helper is in flight. Unanswered: resend the same bytes and sequence."""
+    """At most one Push of a helper is in flight. It is answered when its step was taken (synchronous) or when there was
+    room for it (asynchronous). Unanswered: resend the same bytes and sequence.
+    """
+
+    Leave: grpc.UnaryUnaryMultiCallable[
+        shoal.v1.gradients_pb2.LeaveRequest,
+        shoal.v1.gradients_pb2.LeaveResponse,
+    ]
+    """A helper that stops says so: no step waits for its lease to end."""
 
 class GradientServiceAsyncStub:
+    Join: grpc.aio.UnaryUnaryMultiCallable[
+        shoal.v1.gradients_pb2.JoinRequest,
+        shoal.v1.gradients_pb2.JoinResponse,
+    ]
+    """A helper introduces itself: from the next base on, a synchronous step waits for its gradient. Harmless if repeated."""
+
     Push: grpc.aio.UnaryUnaryMultiCallable[
         shoal.v1.gradients_pb2.PushRequest,
         shoal.v1.gradients_pb2.PushResponse,
     ]
-    """At most one Push of a helper is in flight. Unanswered: resend the same bytes and sequence."""
+    """At most one Push of a helper is in flight. It is answered when its step was taken (synchronous) or when there was
+    room for it (asynchronous). Unanswered: resend the same bytes and sequence.
+    """
+
+    Leave: grpc.aio.UnaryUnaryMultiCallable[
+        shoal.v1.gradients_pb2.LeaveRequest,
+        shoal.v1.gradients_pb2.LeaveResponse,
+    ]
+    """A helper that stops says so: no step waits for its lease to end."""
 
 class GradientServiceServicer(metaclass=abc.ABCMeta):
+    @abc.abstractmethod
+    def Join(
+        self,
+        request: shoal.v1.gradients_pb2.JoinRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[shoal.v1.gradients_pb2.JoinResponse, collections.abc.Awaitable[shoal.v1.gradients_pb2.JoinResponse]]:
+        """A helper introduces itself: from the next base on, a synchronous step waits for its gradient. Harmless if repeated."""
+
     @abc.abstractmethod
     def Push(
         self,
         request: shoal.v1.gradients_pb2.PushRequest,
         context: _ServicerContext,
     ) -> typing.Union[shoal.v1.gradients_pb2.PushResponse, collections.abc.Awaitable[shoal.v1.gradients_pb2.PushResponse]]:
-        """At most one Push of a helper is in flight. Unanswered: resend the same bytes and sequence."""
+        """At most one Push of a helper is in flight. It is answered when its step was taken (synchronous) or when there was
+        room for it (asynchronous). Unanswered: resend the same bytes and sequence.
+        """
+
+    @abc.abstractmethod
+    def Leave(
+        self,
+        request: shoal.v1.gradients_pb2.LeaveRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[shoal.v1.gradients_pb2.LeaveResponse, collections.abc.Awaitable[shoal.v1.gradients_pb2.LeaveResponse]]:
+        """A helper that stops says so: no step waits for its lease to end."""
 
 def add_GradientServiceServicer_to_server(servicer: GradientServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -53,9 +53,9 @@ class _ParameterRoleEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._
     PARAMETER_ROLE_ACT: _ParameterRole.ValueType  # 1
     """policy and online critics"""
     PARAMETER_ROLE_LEARN: _ParameterRole.ValueType  # 2
-    """with targets"""
+    """what gradients are computed from: with targets"""
     PARAMETER_ROLE_AVERAGE: _ParameterRole.ValueType  # 3
-    """averaged policy"""
+    """the acting set, averaged over updates by the chief"""
 
 class ParameterRole(_ParameterRole, metaclass=_ParameterRoleEnumTypeWrapper): ...
 
@@ -63,9 +63,9 @@ PARAMETER_ROLE_UNSPECIFIED: ParameterRole.ValueType  # 0
 PARAMETER_ROLE_ACT: ParameterRole.ValueType  # 1
 """policy and online critics"""
 PARAMETER_ROLE_LEARN: ParameterRole.ValueType  # 2
-"""with targets"""
+"""what gradients are computed from: with targets"""
 PARAMETER_ROLE_AVERAGE: ParameterRole.ValueType  # 3
-"""averaged policy"""
+"""the acting set, averaged over updates by the chief"""
 global___ParameterRole = ParameterRole
 
 @typing.final
@@ -77,13 +77,16 @@ class GetManifestRequest(google.protobuf.message.Message):
     ROLE_FIELD_NUMBER: builtins.int
     RUNNING_VERSION_FIELD_NUMBER: builtins.int
     RUNNING_DIGEST_FIELD_NUMBER: builtins.int
+    WAITING_FOR_FIELD_NUMBER: builtins.int
     newer_than: builtins.int
-    """0: whatever there is"""
+    """0: whatever there is. Above the chief's newest: the same, the chief began anew"""
     role: global___ParameterRole.ValueType
     running_version: builtins.int
     """what the caller uses now"""
     running_digest: builtins.str
     """and its digest"""
+    waiting_for: builtins.str
+    """what the caller waits for, in one sentence; empty when nothing is waited for"""
     @property
     def peer(self) -> shoal.v1.experience_pb2.Peer: ...
     def __init__(
@@ -94,9 +97,10 @@ class GetManifestRequest(google.protobuf.message.Message):
         role: global___ParameterRole.ValueType = ...,
         running_version: builtins.int = ...,
         running_digest: builtins.str = ...,
+        waiting_for: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["peer", b"peer"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["newer_than", b"newer_than", "peer", b"peer", "role", b"role", "running_digest", b"running_digest", "running_version", b"running_version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["newer_than", b"newer_than", "peer", b"peer", "role", b"role", "running_digest", b"running_digest", "running_version", b"running_version", "waiting_for", b"waiting_for"]) -> None: ...
 
 global___GetManifestRequest = GetManifestRequest
 
@@ -113,6 +117,7 @@ class GetManifestResponse(google.protobuf.message.Message):
     CHIEF_INCARNATION_FIELD_NUMBER: builtins.int
     ACTOR_INDEX_FIELD_NUMBER: builtins.int
     NUM_ACTORS_FIELD_NUMBER: builtins.int
+    ASK_AGAIN_SECONDS_FIELD_NUMBER: builtins.int
     available: builtins.bool
     """a version above `newer_than` exists; the fields below describe it"""
     version: builtins.int
@@ -126,6 +131,10 @@ class GetManifestResponse(google.protobuf.message.Message):
     """leased rung of the exploration ladder (actors only)"""
     num_actors: builtins.int
     """that share the ladder"""
+    ask_again_seconds: builtins.float
+    """A caller that hears of versions elsewhere SHOULD NOT ask again sooner: it grows with the number of readers, so that
+    their questions between two versions cost the chief the same however many they are.
+    """
     def __init__(
         self,
         *,
@@ -138,8 +147,9 @@ class GetManifestResponse(google.protobuf.message.Message):
         chief_incarnation: builtins.int = ...,
         actor_index: builtins.int = ...,
         num_actors: builtins.int = ...,
+        ask_again_seconds: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["actor_index", b"actor_index", "available", b"available", "chief_incarnation", b"chief_incarnation", "digest", b"digest", "num_actors", b"num_actors", "run_state", b"run_state", "size_bytes", b"size_bytes", "updates", b"updates", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["actor_index", b"actor_index", "ask_again_seconds", b"ask_again_seconds", "available", b"available", "chief_incarnation", b"chief_incarnation", "digest", b"digest", "num_actors", b"num_actors", "run_state", b"run_state", "size_bytes", b"size_bytes", "updates", b"updates", "version", b"version"]) -> None: ...
 
 global___GetManifestResponse = GetManifestResponse
 
@@ -152,10 +162,22 @@ class GetParametersRequest(google.protobuf.message.Message):
     VERSION_FIELD_NUMBER: builtins.int
     OFFSET_BYTES_FIELD_NUMBER: builtins.int
     MAX_BYTES_FIELD_NUMBER: builtins.int
+    NEWER_THAN_FIELD_NUMBER: builtins.int
+    RUNNING_VERSION_FIELD_NUMBER: builtins.int
+    RUNNING_DIGEST_FIELD_NUMBER: builtins.int
+    WAITING_FOR_FIELD_NUMBER: builtins.int
     role: global___ParameterRole.ValueType
     version: builtins.int
+    """0: the newest above `newer_than`, from its first byte"""
     offset_bytes: builtins.int
     max_bytes: builtins.int
+    """0: as many as the chief likes to send at once"""
+    newer_than: builtins.int
+    """with version = 0, as the two below: as in GetManifestRequest"""
+    running_version: builtins.int
+    running_digest: builtins.str
+    waiting_for: builtins.str
+    """as in GetManifestRequest"""
     @property
     def peer(self) -> shoal.v1.experience_pb2.Peer: ...
     def __init__(
@@ -166,9 +188,13 @@ class GetParametersRequest(google.protobuf.message.Message):
         version: builtins.int = ...,
         offset_bytes: builtins.int = ...,
         max_bytes: builtins.int = ...,
+        newer_than: builtins.int = ...,
+        running_version: builtins.int = ...,
+        running_digest: builtins.str = ...,
+        waiting_for: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["peer", b"peer"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["max_bytes", b"max_bytes", "offset_bytes", b"offset_bytes", "peer", b"peer", "role", b"role", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["max_bytes", b"max_bytes", "newer_than", b"newer_than", "offset_bytes", b"offset_bytes", "peer", b"peer", "role", b"role", "running_digest", b"running_digest", "running_version", b"running_version", "version", b"version", "waiting_for", b"waiting_for"]) -> None: ...
 
 global___GetParametersRequest = GetParametersRequest
 
@@ -179,19 +205,26 @@ class GetParametersResponse(google.protobuf.message.Message):
     SUPERSEDED_FIELD_NUMBER: builtins.int
     DATA_FIELD_NUMBER: builtins.int
     CRC32C_FIELD_NUMBER: builtins.int
+    MANIFEST_FIELD_NUMBER: builtins.int
     superseded: builtins.bool
-    """`version` is gone: ask for the manifest again"""
+    """`version` is gone: ask for the newest again"""
     data: builtins.bytes
     crc32c: builtins.int
     """of `data`"""
+    @property
+    def manifest(self) -> global___GetManifestResponse:
+        """with version = 0 in the request"""
+
     def __init__(
         self,
         *,
         superseded: builtins.bool = ...,
         data: builtins.bytes = ...,
         crc32c: builtins.int = ...,
+        manifest: global___GetManifestResponse | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["crc32c", b"crc32c", "data", b"data", "superseded", b"superseded"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["manifest", b"manifest"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["crc32c", b"crc32c", "data", b"data", "manifest", b"manifest", "superseded", b"superseded"]) -> None: ...
 
 global___GetParametersResponse = GetParametersResponse
 
@@ -283,6 +316,9 @@ class ParameterReader(google.protobuf.message.Message):
     DIGEST_FIELD_NUMBER: builtins.int
     SECONDS_SINCE_CALL_FIELD_NUMBER: builtins.int
     LAG_UPDATES_FIELD_NUMBER: builtins.int
+    PARAMETERS_FIELD_NUMBER: builtins.int
+    DIGEST_DIFFERS_FIELD_NUMBER: builtins.int
+    WAITING_FOR_FIELD_NUMBER: builtins.int
     name: builtins.str
     role: shoal.v1.experience_pb2.Role.ValueType
     incarnation: builtins.int
@@ -290,6 +326,12 @@ class ParameterReader(google.protobuf.message.Message):
     digest: builtins.str
     seconds_since_call: builtins.float
     lag_updates: builtins.int
+    parameters: global___ParameterRole.ValueType
+    """which set it fetches"""
+    digest_differs: builtins.bool
+    """from that of the version it claims: it does not run what was published"""
+    waiting_for: builtins.str
+    """as it said in its last call"""
     def __init__(
         self,
         *,
@@ -300,8 +342,11 @@ class ParameterReader(google.protobuf.message.Message):
         digest: builtins.str = ...,
         seconds_since_call: builtins.float = ...,
         lag_updates: builtins.int = ...,
+        parameters: global___ParameterRole.ValueType = ...,
+        digest_differs: builtins.bool = ...,
+        waiting_for: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["digest", b"digest", "incarnation", b"incarnation", "lag_updates", b"lag_updates", "name", b"name", "role", b"role", "seconds_since_call", b"seconds_since_call", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["digest", b"digest", "digest_differs", b"digest_differs", "incarnation", b"incarnation", "lag_updates", b"lag_updates", "name", b"name", "parameters", b"parameters", "role", b"role", "seconds_since_call", b"seconds_since_call", "version", b"version", "waiting_for", b"waiting_for"]) -> None: ...
 
 global___ParameterReader = ParameterReader
 
@@ -327,6 +372,7 @@ class GetLearnerInfoResponse(google.protobuf.message.Message):
     MEAN_RETURN_FIELD_NUMBER: builtins.int
     TRAINING_SECONDS_FIELD_NUMBER: builtins.int
     ENV_STEPS_FIELD_NUMBER: builtins.int
+    NON_FINITE_UPDATES_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     chief_incarnation: builtins.int
     run_state: global___RunState.ValueType
@@ -350,6 +396,8 @@ class GetLearnerInfoResponse(google.protobuf.message.Message):
     """since the first update, over all lives of the chief"""
     env_steps: builtins.int
     """acknowledged by the replay over all its lives"""
+    non_finite_updates: builtins.int
+    """that were stopped in this life of the chief"""
     @property
     def readers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ParameterReader]: ...
     def __init__(
@@ -373,7 +421,8 @@ class GetLearnerInfoResponse(google.protobuf.message.Message):
         mean_return: builtins.float = ...,
         training_seconds: builtins.float = ...,
         env_steps: builtins.int = ...,
+        non_finite_updates: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["best_mean_return", b"best_mean_return", "best_success_rate", b"best_success_rate", "best_version", b"best_version", "chief_incarnation", b"chief_incarnation", "env_steps", b"env_steps", "evaluated_version", b"evaluated_version", "lag_p50_updates", b"lag_p50_updates", "lag_p95_updates", b"lag_p95_updates", "max_updates", b"max_updates", "mean_return", b"mean_return", "readers", b"readers", "run_id", b"run_id", "run_state", b"run_state", "success_rate", b"success_rate", "training_seconds", b"training_seconds", "updates", b"updates", "version", b"version", "waiting_for", b"waiting_for"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["best_mean_return", b"best_mean_return", "best_success_rate", b"best_success_rate", "best_version", b"best_version", "chief_incarnation", b"chief_incarnation", "env_steps", b"env_steps", "evaluated_version", b"evaluated_version", "lag_p50_updates", b"lag_p50_updates", "lag_p95_updates", b"lag_p95_updates", "max_updates", b"max_updates", "mean_return", b"mean_return", "non_finite_updates", b"non_finite_updates", "readers", b"readers", "run_id", b"run_id", "run_state", b"run_state", "success_rate", b"success_rate", "training_seconds", b"training_seconds", "updates", b"updates", "version", b"version", "waiting_for", b"waiting_for"]) -> None: ...
 
 global___GetLearnerInfoResponse = GetLearnerInfoResponse

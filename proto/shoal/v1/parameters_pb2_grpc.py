@@ -67,7 +67,9 @@ class ParameterServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Get(self, request, context):
-        """One part of a set. When the version is no longer the newest the answer says so, and the caller starts over.
+        """With `version` = 0: the manifest and the first part of the newest set, if it is newer than what the caller has, so
+        that a set of one part takes one call. With a version: one further part of it. When that version is not kept any
+        more the answer says so, and the caller starts over.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -29,7 +29,10 @@ class ParameterServiceStub:
         shoal.v1.parameters_pb2.GetParametersRequest,
         shoal.v1.parameters_pb2.GetParametersResponse,
     ]
-    """One part of a set. When the version is no longer the newest the answer says so, and the caller starts over."""
+    """With `version` = 0: the manifest and the first part of the newest set, if it is newer than what the caller has, so
+    that a set of one part takes one call. With a version: one further part of it. When that version is not kept any
+    more the answer says so, and the caller starts over.
+    """
 
     ReportEvaluation: grpc.UnaryUnaryMultiCallable[
         shoal.v1.parameters_pb2.ReportEvaluationRequest,
@@ -54,7 +57,10 @@ class ParameterServiceAsyncStub:
         shoal.v1.parameters_pb2.GetParametersRequest,
         shoal.v1.parameters_pb2.GetParametersResponse,
     ]
-    """One part of a set. When the version is no longer the newest the answer says so, and the caller starts over."""
+    """With `version` = 0: the manifest and the first part of the newest set, if it is newer than what the caller has, so
+    that a set of one part takes one call. With a version: one further part of it. When that version is not kept any
+    more the answer says so, and the caller starts over.
+    """
 
     ReportEvaluation: grpc.aio.UnaryUnaryMultiCallable[
         shoal.v1.parameters_pb2.ReportEvaluationRequest,
@@ -83,7 +89,10 @@ class ParameterServiceServicer(metaclass=abc.ABCMeta):
         request: shoal.v1.parameters_pb2.GetParametersRequest,
         context: _ServicerContext,
     ) -> typing.Union[shoal.v1.parameters_pb2.GetParametersResponse, collections.abc.Awaitable[shoal.v1.parameters_pb2.GetParametersResponse]]:
-        """One part of a set. When the version is no longer the newest the answer says so, and the caller starts over."""
+        """With `version` = 0: the manifest and the first part of the newest set, if it is newer than what the caller has, so
+        that a set of one part takes one call. With a version: one further part of it. When that version is not kept any
+        more the answer says so, and the caller starts over.
+        """
 
     @abc.abstractmethod
     def ReportEvaluation(

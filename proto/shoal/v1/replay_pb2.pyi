@@ -247,7 +247,7 @@ class SampleRequest(google.protobuf.message.Message):
     num_batches: builtins.int
     """K"""
     batch_size: builtins.int
-    """N items a batch"""
+    """items a batch"""
     newest_version: builtins.int
     """the chief's newest published version, passed on to actors"""
     updates: builtins.int
@@ -287,9 +287,10 @@ class SampleRequest(google.protobuf.message.Message):
 global___SampleRequest = SampleRequest
 
 @typing.final
-class SampledBatch(google.protobuf.message.Message):
-    """N drawn n-step transitions. Tensors are [N] or [N, ...]. With TRANSPORT_MAPPED the fields 5 to 10 are not set: the caller
-    gathers them. The stamps, 11 and from 13 on, say where an item's age comes from.
+class SampledItems(google.protobuf.message.Message):
+    """The N drawn n-step transitions of all batches of a call, one batch behind the other. Tensors are [N] or [N, ...]. With
+    TRANSPORT_MAPPED the fields 5 to 10 are not set: the caller gathers them. The stamps, 11 and from 13 on, say where an
+    item's age comes from.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -372,7 +373,7 @@ class SampledBatch(google.protobuf.message.Message):
     def HasField(self, field_name: typing.Literal["action", b"action"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["acting_seconds", b"acting_seconds", "action", b"action", "actor_index", b"actor_index", "age_seconds", b"age_seconds", "arrival_version", b"arrival_version", "bootstrap_keys", b"bootstrap_keys", "discount", b"discount", "keys", b"keys", "known_version", b"known_version", "n_step_return", b"n_step_return", "next_observation", b"next_observation", "observation", b"observation", "policy_version", b"policy_version", "priority", b"priority", "probability", b"probability", "times_sampled", b"times_sampled", "transit_seconds", b"transit_seconds"]) -> None: ...
 
-global___SampledBatch = SampledBatch
+global___SampledItems = SampledItems
 
 @typing.final
 class SampleResponse(google.protobuf.message.Message):
@@ -380,7 +381,7 @@ class SampleResponse(google.protobuf.message.Message):
 
     STATUS_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
-    BATCHES_FIELD_NUMBER: builtins.int
+    ITEMS_FIELD_NUMBER: builtins.int
     NUM_ITEMS_FIELD_NUMBER: builtins.int
     PRIORITY_MASS_LOG2_FIELD_NUMBER: builtins.int
     PRIORITY_RESULT_FIELD_NUMBER: builtins.int
@@ -401,7 +402,9 @@ class SampleResponse(google.protobuf.message.Message):
     sampling_version: builtins.int
     """the chief's newest version, as far as the replay knew at the draw"""
     @property
-    def batches(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SampledBatch]: ...
+    def items(self) -> global___SampledItems:
+        """num_batches x batch_size, with SAMPLE_STATUS_OK"""
+
     @property
     def priority_result(self) -> global___PriorityResult: ...
     @property
@@ -413,7 +416,7 @@ class SampleResponse(google.protobuf.message.Message):
         *,
         status: global___SampleStatus.ValueType = ...,
         reason: builtins.str = ...,
-        batches: collections.abc.Iterable[global___SampledBatch] | None = ...,
+        items: global___SampledItems | None = ...,
         num_items: builtins.int = ...,
         priority_mass_log2: builtins.float = ...,
         priority_result: global___PriorityResult | None = ...,
@@ -422,8 +425,8 @@ class SampleResponse(google.protobuf.message.Message):
         sampling_version: builtins.int = ...,
         actor_names: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["priority_result", b"priority_result"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["actor_names", b"actor_names", "batches", b"batches", "held_seconds", b"held_seconds", "num_items", b"num_items", "priority_mass_log2", b"priority_mass_log2", "priority_result", b"priority_result", "reason", b"reason", "sampling_version", b"sampling_version", "status", b"status", "table_id", b"table_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["items", b"items", "priority_result", b"priority_result"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["actor_names", b"actor_names", "held_seconds", b"held_seconds", "items", b"items", "num_items", b"num_items", "priority_mass_log2", b"priority_mass_log2", "priority_result", b"priority_result", "reason", b"reason", "sampling_version", b"sampling_version", "status", b"status", "table_id", b"table_id"]) -> None: ...
 
 global___SampleResponse = SampleResponse
 
@@ -501,17 +504,52 @@ class GetReplayInfoRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     PEER_FIELD_NUMBER: builtins.int
+    WITH_MOMENTS_FIELD_NUMBER: builtins.int
+    with_moments: builtins.bool
+    """whether `moments` is wanted too"""
     @property
     def peer(self) -> shoal.v1.experience_pb2.Peer: ...
     def __init__(
         self,
         *,
         peer: shoal.v1.experience_pb2.Peer | None = ...,
+        with_moments: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["peer", b"peer"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["peer", b"peer"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["peer", b"peer", "with_moments", b"with_moments"]) -> None: ...
 
 global___GetReplayInfoRequest = GetReplayInfoRequest
+
+@typing.final
+class ObservationMoments(google.protobuf.message.Message):
+    """Moments of one observation tensor, element by element, over the valid steps that the replay saw: all since the ring
+    was made, or since the replay's last start, which counts what is resident anew.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    COUNT_FIELD_NUMBER: builtins.int
+    MEAN_FIELD_NUMBER: builtins.int
+    SQUARES_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    count: builtins.int
+    """steps"""
+    mean: builtins.bytes
+    """float64[size]"""
+    squares: builtins.bytes
+    """float64[size], sum over the steps of (value - mean)^2"""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        count: builtins.int = ...,
+        mean: builtins.bytes = ...,
+        squares: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["count", b"count", "mean", b"mean", "name", b"name", "squares", b"squares"]) -> None: ...
+
+global___ObservationMoments = ObservationMoments
 
 @typing.final
 class StepCounters(google.protobuf.message.Message):
@@ -679,6 +717,7 @@ class GetReplayInfoResponse(google.protobuf.message.Message):
     RING_ID_FIELD_NUMBER: builtins.int
     EXPIRED_ITEMS_FIELD_NUMBER: builtins.int
     EXPIRATIONS_FIELD_NUMBER: builtins.int
+    MOMENTS_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     replay_incarnation: builtins.int
     capacity_rows: builtins.int
@@ -712,6 +751,10 @@ class GetReplayInfoResponse(google.protobuf.message.Message):
     def waiters(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Waiter]: ...
     @property
     def actors(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ActorInfo]: ...
+    @property
+    def moments(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ObservationMoments]:
+        """Of each tensor that is normalized, if they were asked for; empty where normalization.observations is off."""
+
     def __init__(
         self,
         *,
@@ -734,9 +777,10 @@ class GetReplayInfoResponse(google.protobuf.message.Message):
         ring_id: builtins.int = ...,
         expired_items: builtins.int = ...,
         expirations: builtins.int = ...,
+        moments: collections.abc.Iterable[global___ObservationMoments] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["limiter", b"limiter", "schema", b"schema", "steps", b"steps"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["actors", b"actors", "capacity_rows", b"capacity_rows", "discount", b"discount", "expirations", b"expirations", "expired_items", b"expired_items", "limiter", b"limiter", "mapped_folder", b"mapped_folder", "n_step", b"n_step", "newest_version", b"newest_version", "nonce_file", b"nonce_file", "num_items", b"num_items", "replay_incarnation", b"replay_incarnation", "ring_id", b"ring_id", "rows", b"rows", "run_id", b"run_id", "schema", b"schema", "steps", b"steps", "table_id", b"table_id", "waiters", b"waiters"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["actors", b"actors", "capacity_rows", b"capacity_rows", "discount", b"discount", "expirations", b"expirations", "expired_items", b"expired_items", "limiter", b"limiter", "mapped_folder", b"mapped_folder", "moments", b"moments", "n_step", b"n_step", "newest_version", b"newest_version", "nonce_file", b"nonce_file", "num_items", b"num_items", "replay_incarnation", b"replay_incarnation", "ring_id", b"ring_id", "rows", b"rows", "run_id", b"run_id", "schema", b"schema", "steps", b"steps", "table_id", b"table_id", "waiters", b"waiters"]) -> None: ...
 
 global___GetReplayInfoResponse = GetReplayInfoResponse
 

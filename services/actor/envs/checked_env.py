@@ -3,44 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Iterator, Optional, Tuple
+from typing import Any, Iterator, Optional, Type
 
 import numpy.typing as npt
 
-from services.actor.envs.contract import AutoReset, EnvStep, Observation, VectorEnv
+from services.actor.envs.contract import EnvStep, Observation, VectorEnv
 from services.actor.envs.promises import EnvFactoryError, check_step
-from services.common.schema import ActionSpec, TensorSpec
+from services.actor.envs.wrapped_env import WrappedEnv
+from services.common.errors import Crash
 
 
-class CheckedEnv:
-    """Passes everything on to an environment whose members have been checked, `render` too if it has it."""
+class CheckedEnv(WrappedEnv):
+    """An environment whose members have been checked already.
+
+    Args:
+        factory: as the run file names it, for the sentences.
+        env: the environment.
+    """
 
     def __init__(self, factory: str, env: VectorEnv) -> None:
-        """Wrap.
-
-        Args:
-            factory: as the run file names it, for the sentences.
-            env: the environment.
-        """
+        super().__init__(env)
         self._factory = factory
-        self._env = env
         self._is_checked = False
-
-    @property
-    def num_lanes(self) -> int:
-        return self._env.num_lanes
-
-    @property
-    def autoreset(self) -> AutoReset:
-        return self._env.autoreset
-
-    @property
-    def observation_spec(self) -> Tuple[TensorSpec, ...]:
-        return self._env.observation_spec
-
-    @property
-    def action_spec(self) -> ActionSpec:
-        return self._env.action_spec
 
     def reset(self, seed: Optional[int] = None) -> Observation:
         """As the environment.
@@ -55,10 +39,10 @@ class CheckedEnv:
         """As the environment. What it raises is passed on: a simulator's crash is one of the process.
 
         Raises:
-            EnvFactoryError: the first step is not what the contract promises, or the environment would have ended the
-                process.
+            EnvFactoryError: the first step is not what the contract promises.
+            Crash: the environment would have ended the process, as a simulator does whose window was closed.
         """
-        with without_exit(self._factory, "step"):
+        with without_exit(self._factory, "step", Crash):
             step = self._env.step(action)
         if not self._is_checked:
             check_step(self._factory, self._env, step)
@@ -70,20 +54,18 @@ class CheckedEnv:
         with contextlib.suppress(SystemExit):
             self._env.close()
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._env, name)
-
 
 @contextlib.contextmanager
-def without_exit(factory: str, where: str) -> Iterator[None]:
+def without_exit(factory: str, where: str, error_class: Type[Exception] = EnvFactoryError) -> Iterator[None]:
     """Turn an end of the process into a sentence: an exit code of 0 would say that all is done.
 
     Args:
         factory: as the run file names it.
         where: the user's code that runs inside.
+        error_class: of what is raised: a mistake to mend, or a crash that a restart may mend.
 
     Raises:
-        EnvFactoryError: it called `sys.exit` or `quit`, or raised another exception that is meant to pass all handlers.
+        error_class: it called `sys.exit` or `quit`, or raised another exception that is meant to pass all handlers.
     """
     try:
         yield
@@ -93,7 +75,7 @@ def without_exit(factory: str, where: str) -> Iterator[None]:
         what = type(error).__name__
         if isinstance(error, SystemExit):
             what = f"sys.exit({'' if error.code is None else repr(error.code)})"
-        raise EnvFactoryError(
+        raise error_class(
             f"environment {factory!r}: the environment ended the process: {what} in {where}; let it raise an exception"
             " instead"
         ) from error

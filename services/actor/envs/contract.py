@@ -38,6 +38,8 @@ class EnvStep:
     truncated: npt.NDArray[np.bool_]  # [B], a limit cut the episode: bootstrap from the true next observation
     valid: npt.NDArray[np.bool_]  # [B], False for the reset row of next_step mode: not a transition
     metrics: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)  # name -> [B], e.g. success
+    # [B], truncated here, and `true_next_observation` holds nothing true: the step counts as lost. None: nowhere.
+    no_final: Optional[npt.NDArray[np.bool_]] = None
 
 
 class VectorEnv(Protocol):
@@ -67,6 +69,13 @@ class VectorEnv(Protocol):
 
     def close(self) -> None:
         """Free the simulator; harmless if called twice."""
+
+
+class MaskedResetEnv(VectorEnv, Protocol):
+    """An environment that resets no lane by itself, and those that it is told to."""
+
+    def reset_lanes(self, mask: npt.NDArray[np.bool_]) -> Observation:
+        """Begin a new episode in the lanes of a mask <bool>[B], and return the observation of all."""
 
 
 class Renderable(Protocol):

@@ -6,12 +6,16 @@ import contextlib
 import difflib
 import importlib
 import re
+import sys
 from types import ModuleType
 from typing import Any, Callable, List, Mapping, cast
 
 from services.actor.envs.checked_env import CheckedEnv, without_exit
-from services.actor.envs.contract import VectorEnv
+from services.actor.envs.contract import AutoReset, VectorEnv
+from services.actor.envs.lost_tails import DROP, OPTION, DropLostTails
+from services.actor.envs.masked_reset import MaskedReset
 from services.actor.envs.promises import EnvFactoryError, check_members, check_observation
+from services.common.errors import UserError
 
 _FUNCTION = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
 
@@ -29,21 +33,82 @@ def build_env(factory: str, kwargs: Mapping[str, Any], num_lanes: int, seed: int
     Raises:
         EnvFactoryError: says what is wrong and what to do.
     """
+    env = make_env(factory, kwargs, num_lanes, seed)
+    try:
+        _check_reset(factory, env, seed)
+    except EnvFactoryError:
+        close_quietly(env)
+        raise
+    return CheckedEnv(factory, env)
+
+
+def make_env(factory: str, kwargs: Mapping[str, Any], num_lanes: int, seed: int) -> VectorEnv:
+    """Build an environment with the members of the contract, as yet untried; the arguments are those of `build_env`.
+
+    A gymnasium vector environment that the factory returns is wrapped, one whose auto-reset is disabled is reset by
+    mask, and steps without final observation are refused or dropped as `env.kwargs` says.
+
+    Raises:
+        EnvFactoryError: it cannot be imported or built, or a member is missing; says what to do.
+    """
     build = _function(factory) if _FUNCTION.match(factory) else _gymnasium(factory)
+    kwargs = dict(kwargs)
+    missing_final = kwargs.pop(OPTION, None)
+    if missing_final not in (None, DROP):
+        raise EnvFactoryError(
+            f"environment {factory!r}: env.kwargs.{OPTION} is {missing_final!r}; it must be {DROP!r}, or left out"
+        )
     with without_exit(factory, "the factory"):
         try:
-            env = build(num_lanes=num_lanes, seed=seed, **kwargs)
+            env = _adapted(factory, build(num_lanes=num_lanes, seed=seed, **kwargs))
+        except EnvFactoryError:
+            raise
         except Exception as error:
             raise EnvFactoryError(f"environment {factory!r} could not be built: {_describe(error)}") from error
     try:
-        _check(factory, env, num_lanes, seed)
+        check_members(factory, env, num_lanes)
+        if missing_final is None:
+            _refuse_lost_tails(factory, env)
     except EnvFactoryError:
-        close = getattr(env, "close", None)
-        if callable(close):
-            with contextlib.suppress(SystemExit):  # the sentence must not be lost
-                close()
+        close_quietly(env)
         raise
-    return CheckedEnv(factory, env)
+    if env.autoreset is AutoReset.DISABLED and callable(getattr(env, "reset_lanes", None)):
+        env = MaskedReset(env)
+    return DropLostTails(env) if missing_final == DROP else cast(VectorEnv, env)
+
+
+def _refuse_lost_tails(factory: str, env: Any) -> None:
+    if not getattr(env, "has_final_observations", True):
+        raise EnvFactoryError(
+            f"environment {factory!r} resets itself and loses the final observation of a truncated episode, so its"
+            f' value cannot be bootstrapped; env.kwargs.{OPTION} = "{DROP}" trains without those steps'
+        )
+
+
+def close_quietly(env: Any) -> None:
+    """Close what may be no environment at all, so that the sentence about it is not lost."""
+    close = getattr(env, "close", None)
+    if callable(close):
+        with contextlib.suppress(SystemExit):
+            close()
+
+
+def _adapted(factory: str, env: Any) -> Any:
+    """What the factory returned, wrapped where gymnasium made it."""
+    gymnasium = sys.modules.get("gymnasium")  # whoever returns such an environment has imported it
+    if gymnasium is None or hasattr(env, "num_lanes"):
+        return env
+    if isinstance(env, gymnasium.vector.VectorEnv):
+        from services.actor.envs.gymnasium_adapter import GymnasiumVector
+
+        return GymnasiumVector(env)
+    if isinstance(env, gymnasium.Env):
+        close_quietly(env)
+        raise EnvFactoryError(
+            f"environment {factory!r} returned a single gymnasium environment; an actor steps a batch: return"
+            " vectorize(make_one, num_lanes) of services.actor.envs.gymnasium_adapter"
+        )
+    return env
 
 
 def _function(factory: str) -> Callable[..., Any]:
@@ -96,8 +161,7 @@ def _gymnasium(env_id: str) -> Callable[..., Any]:
     return build
 
 
-def _check(factory: str, env: Any, num_lanes: int, seed: int) -> None:
-    check_members(factory, env, num_lanes)
+def _check_reset(factory: str, env: VectorEnv, seed: int) -> None:
     with without_exit(factory, "reset"):
         try:
             observation = env.reset(seed)
@@ -108,6 +172,8 @@ def _check(factory: str, env: Any, num_lanes: int, seed: int) -> None:
 
 def _describe(error: BaseException) -> str:
     text = " ".join(str(error).split())  # a message of several lines becomes one sentence
+    if isinstance(error, UserError):
+        return text
     return f"{type(error).__name__}: {text}".rstrip(": ")
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Dict, Mapping, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Mapping, Optional, Tuple, Union
 
 import gymnasium
 import numpy as np
 import numpy.typing as npt
-from gymnasium import spaces
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from services.actor.envs.contract import AutoReset, EnvStep, Observation
-from services.common.schema import DTYPES, ActionSpec, TensorSpec
+from services.actor.envs.gymnasium_spaces import action_translator, observation_spec
+from services.actor.envs.host_tensors import is_tensor, to_host
+from services.common.schema import ActionSpec, TensorSpec
 
 # Where a same-step environment keeps the observation that its reset replaced: gymnasium's name, then ManiSkill's.
 _FINAL_OBSERVATION_KEYS = ("final_obs", "final_observation")
@@ -27,23 +28,24 @@ class GymnasiumVector:
     """A gymnasium vector environment as a `VectorEnv`.
 
     A Box observation becomes the tensor `policy`, a Dict of boxes one tensor for each key. float32, uint8 and the other
-    dtypes of a schema stay as they are; float64 and all the rest become float32. Actions are Discrete or a bounded Box.
-    Metrics are the numbers that the environment reports in its info, for those that every lane reported.
+    dtypes of a schema stay as they are; float64 and all the rest become float32. Actions: see `action_translator`.
+    Metrics are the numbers that the environment reports in its info, for those that every lane reported. Tensors of
+    torch are understood wherever arrays are.
 
     Args:
         env: the vector environment; its metadata names its auto-reset mode.
+        autoreset: what the environment does, where its metadata does not say it.
 
     Raises:
         ValueError: its spaces or its auto-reset mode cannot be brought under the contract.
     """
 
-    def __init__(self, env: Any) -> None:
+    def __init__(self, env: Any, autoreset: Union[str, AutoReset, None] = None) -> None:
         self._env = env
         self._num_lanes = int(env.num_envs)
-        self._autoreset = _autoreset(env)
-        self._observation_spec = _observation_spec(env.single_observation_space)
-        self._action_spec = _action_spec(env.single_action_space)
-        self._action_space = env.single_action_space
+        self._autoreset = _autoreset(env) if autoreset is None else AutoReset(autoreset)
+        self._observation_spec = observation_spec(env.single_observation_space)
+        self._actions = action_translator(env.single_action_space)
         self._ended = np.zeros(self._num_lanes, dtype=np.bool_)  # lanes whose last step ended an episode
         self._closed = False
 
@@ -61,7 +63,7 @@ class GymnasiumVector:
 
     @property
     def action_spec(self) -> ActionSpec:
-        return self._action_spec
+        return self._actions.spec
 
     def reset(self, seed: Optional[int] = None) -> Observation:
         """Begin a new episode in every lane; lane i is seeded with seed + i, as gymnasium does."""
@@ -99,8 +101,8 @@ class GymnasiumVector:
         if self._autoreset is AutoReset.DISABLED and self._ended.any():
             lanes = np.flatnonzero(self._ended).tolist()
             raise RuntimeError(f"the episodes of lanes {lanes} ended; call reset_lanes before the next step")
-        raw_observation, reward, terminated, truncated, info = self._env.step(self._unnamed(action))
-        terminated, truncated = np.array(terminated, dtype=np.bool_), np.array(truncated, dtype=np.bool_)
+        raw_observation, reward, terminated, truncated, info = self._env.step(self._actions.translate(action))
+        terminated, truncated = (np.array(to_host(flag), dtype=np.bool_) for flag in (terminated, truncated))
         ended = terminated | truncated
         observation = self._named(raw_observation)
 
@@ -115,7 +117,7 @@ class GymnasiumVector:
         return EnvStep(
             observation=observation,
             true_next_observation=true_next,
-            reward=np.asarray(reward, dtype=np.float32),
+            reward=np.array(to_host(reward), dtype=np.float32),
             terminated=terminated,
             truncated=truncated,
             valid=valid,
@@ -130,13 +132,7 @@ class GymnasiumVector:
 
     def _named(self, observation: Any) -> Observation:
         parts = observation if isinstance(observation, Mapping) else {"policy": observation}
-        return {spec.name: np.asarray(parts[spec.name]).astype(spec.dtype) for spec in self._observation_spec}
-
-    def _unnamed(self, action: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        space = self._action_space
-        if isinstance(space, spaces.Discrete):
-            return np.asarray(np.asarray(action, dtype=np.int64) + space.start)
-        return np.asarray(action, dtype=space.dtype).reshape((self._num_lanes, *space.shape))
+        return {spec.name: to_host(parts[spec.name]).astype(spec.dtype) for spec in self._observation_spec}
 
     def _with_final(
         self, observation: Observation, info: Mapping[str, Any], ended: npt.NDArray[np.bool_]
@@ -146,14 +142,14 @@ class GymnasiumVector:
         if final is None:
             return None
         true_next = {name: tensor.copy() for name, tensor in observation.items()}
-        for lane in np.flatnonzero(ended).tolist():
-            for name, tensor in true_next.items():
-                # Gymnasium keeps an array of observations, one a lane; others keep batched tensors, by name or bare.
-                if isinstance(final, Mapping):
-                    tensor[lane] = final[name][lane]
-                else:
-                    row = final[lane]
+        if isinstance(final, np.ndarray) and final.dtype == np.dtype(object):  # gymnasium's: an observation a lane
+            for lane in np.flatnonzero(ended).tolist():
+                row = final[lane]
+                for name, tensor in true_next.items():
                     tensor[lane] = row[name] if isinstance(row, Mapping) else row
+        else:  # batched tensors, by name or bare
+            for name, tensor in true_next.items():
+                tensor[ended] = to_host(final[name] if isinstance(final, Mapping) else final)[ended]
         return true_next
 
 
@@ -165,6 +161,30 @@ class _KeepFinal(gymnasium.Wrapper[Any, Any, Any, Any]):
         if terminated or truncated:
             observation = copy.deepcopy(observation)
         return observation, reward, terminated, truncated, info
+
+
+def vectorize(
+    make_env: Callable[[], Any],
+    num_lanes: int,
+    autoreset: Union[str, AutoReset] = AutoReset.SAME_STEP,
+    seed: Optional[int] = None,
+) -> GymnasiumVector:
+    """Build `num_lanes` of a single gymnasium environment, stepped in this thread.
+
+    Args:
+        make_env: builds one; called once a lane.
+        num_lanes: number of environments.
+        autoreset: "same_step", "next_step" or "disabled".
+        seed: resets the environment with it, if given.
+
+    Raises:
+        ValueError: a value is out of range, or the environment cannot be brought under the contract.
+    """
+    _check_num_lanes(num_lanes)
+    env = SyncVectorEnv(
+        [lambda: _KeepFinal(make_env())] * num_lanes, autoreset_mode=_GYMNASIUM_MODES[AutoReset(autoreset)]
+    )
+    return _adapt(env, seed)
 
 
 def make_vector(
@@ -187,8 +207,7 @@ def make_vector(
         ValueError: a value is out of range, or the environment cannot be brought under the contract.
         gymnasium.error.Error: the environment cannot be made.
     """
-    if num_lanes < 1:
-        raise ValueError(f"num_lanes is {num_lanes}; an environment needs at least 1")
+    _check_num_lanes(num_lanes)
     env = gymnasium.make_vec(
         env_id,
         num_envs=num_lanes,
@@ -197,11 +216,21 @@ def make_vector(
         wrappers=(_KeepFinal,),
         **kwargs,
     )
+    return _adapt(env, seed, f"{env_id}: ")
+
+
+def _check_num_lanes(num_lanes: int) -> None:
+    if num_lanes < 1:
+        raise ValueError(f"num_lanes is {num_lanes}; an environment needs at least 1")
+
+
+def _adapt(env: Any, seed: Optional[int], whose: str = "") -> GymnasiumVector:
+    """Wrap a vector environment of our own making, which is closed again if that cannot be done."""
     try:
         adapted = GymnasiumVector(env)
     except ValueError as error:
         env.close()
-        raise ValueError(f"{env_id}: {error}") from error
+        raise ValueError(f"{whose}{error}") from error
     if seed is not None:
         adapted.reset(seed)
     return adapted
@@ -213,40 +242,8 @@ def _autoreset(env: Any) -> AutoReset:
         if mode is gymnasiums:
             return ours
     raise ValueError(
-        f"the vector environment's metadata gives autoreset_mode as {mode!r}; it must be a gymnasium AutoresetMode"
-    )
-
-
-def _observation_spec(space: Any) -> Tuple[TensorSpec, ...]:
-    parts = space.spaces if isinstance(space, spaces.Dict) else {"policy": space}
-    for name, part in parts.items():
-        if not isinstance(part, spaces.Box):
-            raise ValueError(  # noqa: TRY004 (the caller's environment is at fault, not a type in our code)
-                f"observation {name!r} is a {type(part).__name__} space; only Box, or a Dict of Box, is supported: wrap"
-                " the environment (gymnasium.wrappers.FlattenObservation makes a Box)"
-            )
-    return tuple(
-        TensorSpec(str(name), _kept_dtype(part.dtype), tuple(part.shape)) for name, part in sorted(parts.items())
-    )
-
-
-def _kept_dtype(dtype: Any) -> str:
-    name = np.dtype(dtype).name
-    return name if name in DTYPES and name not in ("float16", "float64") else "float32"
-
-
-def _action_spec(space: Any) -> ActionSpec:
-    if isinstance(space, spaces.Discrete):
-        return ActionSpec(num_actions=int(space.n))
-    if not isinstance(space, spaces.Box) or not np.issubdtype(np.dtype(space.dtype), np.floating):
-        raise ValueError(f"the action space is {space}; only Discrete and Box of floats are supported")
-    if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
-        raise ValueError(
-            "the action space is not bounded; wrap the environment to bound its actions"
-            " (gymnasium.wrappers.RescaleAction or ClipAction over finite limits)"
-        )
-    return ActionSpec(
-        low=tuple(float(value) for value in space.low.ravel()), high=tuple(float(value) for value in space.high.ravel())
+        f"the vector environment's metadata gives autoreset_mode as {mode!r}; it must be a gymnasium AutoresetMode, or"
+        " GymnasiumVector(env, autoreset=...) must say what the environment does"
     )
 
 
@@ -255,15 +252,22 @@ def _metrics(info: Mapping[str, Any], num_lanes: int) -> Dict[str, npt.NDArray[A
     final = info.get("final_info", {})
     metrics: Dict[str, npt.NDArray[Any]] = {}
     for name in {**info, **final}:
-        value, last = info.get(name), final.get(name)
-        if name.startswith("_") or not any(_is_column(column, num_lanes) for column in (value, last)):
+        value, last = _column(info.get(name), num_lanes), _column(final.get(name), num_lanes)
+        if name.startswith("_") or (value is None and last is None):
             continue
-        has_last = np.asarray(final.get(f"_{name}", np.zeros(num_lanes, dtype=np.bool_)))
-        has_value = np.asarray(info.get(f"_{name}", np.full(num_lanes, value is not None)))
+        nobody = np.zeros(num_lanes, dtype=np.bool_)
+        has_last = nobody if last is None else to_host(final.get(f"_{name}", info.get("_final_info", nobody)))
+        has_value = nobody if value is None else to_host(info.get(f"_{name}", ~nobody))
         if (has_last | has_value).all():
-            metrics[name] = np.where(has_last, last if last is not None else 0, value if value is not None else 0)
+            metrics[name] = np.where(has_last, 0 if last is None else last, 0 if value is None else value)
     return metrics
 
 
-def _is_column(value: Any, num_lanes: int) -> bool:
-    return isinstance(value, np.ndarray) and value.shape == (num_lanes,) and value.dtype.kind in "biuf"
+def _column(value: Any, num_lanes: int) -> Optional[npt.NDArray[Any]]:
+    """A number for each lane, as an array; None if it is anything else."""
+    if not isinstance(value, np.ndarray) and not is_tensor(value):
+        return None
+    if tuple(value.shape) != (num_lanes,):
+        return None
+    column = to_host(value)
+    return column if column.dtype.kind in "biuf" else None

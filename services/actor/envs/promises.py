@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, Mapping, Tuple
+from typing import Any, Iterator, Mapping, NamedTuple, Tuple
 
 import numpy as np
 
@@ -16,6 +16,13 @@ _METHODS = ("reset", "step", "close")
 _STEP_FIELDS = ("observation", "true_next_observation", "reward", "terminated", "truncated", "valid", "metrics")
 MAX_TEXT = 80  # characters of a value in a sentence
 _FLAGS = ("terminated", "truncated", "valid")
+
+
+class Problem(NamedTuple):
+    """Something that an environment handed out, and had promised otherwise."""
+
+    text: str  # a sentence without its full stop
+    is_readable: bool = False  # only a dtype differs: the numbers can be looked at all the same
 
 
 class EnvFactoryError(UserError, ValueError):
@@ -66,42 +73,12 @@ def check_members(factory: str, env: Any, num_lanes: int) -> None:
 def check_observation(
     factory: str, env: VectorEnv, observation: Any, *, call: str = "reset", member: str = "observation"
 ) -> None:
-    """Compare an observation of all lanes with the specs.
-
-    Args:
-        factory: as the run file names it.
-        env: whose members were checked.
-        observation: name -> <dtype>[num_lanes, *shape], if all is well.
-        call: the method that returned it.
-        member: what it is of the method's answer.
+    """Compare an observation of all lanes with the specs; the arguments are those of `observation_problems`.
 
     Raises:
         EnvFactoryError: names the tensor, what it is and what was promised.
     """
-    role = "" if call == "reset" else f" as {member}"
-    if not isinstance(observation, Mapping):
-        raise EnvFactoryError(
-            f"environment {factory!r}: {call} returned {_kind(observation)}{role}; it must return a dict of tensors"
-        )
-    promised, given = sorted(spec.name for spec in env.observation_spec), sorted(map(str, observation))
-    if promised != given:
-        raise EnvFactoryError(
-            f"environment {factory!r}: observation_spec names {', '.join(promised)}, but {call} returned"
-            f" {', '.join(given) or 'nothing'}{role}"
-        )
-    for spec in env.observation_spec:
-        tensor = observation[spec.name]
-        shape = (env.num_lanes, *spec.shape)
-        if _shape(tensor) != shape:
-            raise EnvFactoryError(
-                f"environment {factory!r}: {member} {spec.name!r} {_form(tensor)} after {call};"
-                f" observation_spec and {env.num_lanes} lanes promise {shape}"
-            )
-        if _dtype(tensor) != spec.dtype:
-            raise EnvFactoryError(
-                f"environment {factory!r}: {member} {spec.name!r} is {tensor.dtype} after {call}; observation_spec"
-                f" promises {spec.dtype}"
-            )
+    _refuse_first(factory, observation_problems(env, observation, call=call, member=member))
 
 
 def check_step(factory: str, env: VectorEnv, step: Any) -> None:
@@ -110,41 +87,92 @@ def check_step(factory: str, env: VectorEnv, step: Any) -> None:
     Raises:
         EnvFactoryError: names the member, what it is and what it must be.
     """
+    _refuse_first(factory, step_problems(env, step))
+
+
+def _refuse_first(factory: str, problems: Iterator[Problem]) -> None:
+    for problem in problems:
+        raise EnvFactoryError(f"environment {factory!r}: {problem.text}")
+
+
+def observation_problems(
+    env: VectorEnv, observation: Any, *, call: str = "reset", member: str = "observation"
+) -> Iterator[Problem]:
+    """What an observation of all lanes has against the specs.
+
+    Args:
+        env: whose members were checked.
+        observation: name -> <dtype>[num_lanes, *shape], if all is well.
+        call: the method that returned it.
+        member: what it is of the method's answer.
+    """
+    role = "" if call == "reset" else f" as {member}"
+    if not isinstance(observation, Mapping):
+        yield Problem(f"{call} returned {_kind(observation)}{role}; it must return a dict of tensors")
+        return
+    promised, given = sorted(spec.name for spec in env.observation_spec), sorted(map(str, observation))
+    if promised != given:
+        yield Problem(
+            f"observation_spec names {', '.join(promised)}, but {call} returned {', '.join(given) or 'nothing'}{role}"
+        )
+        return
+    for spec in env.observation_spec:
+        tensor = observation[spec.name]
+        shape = (env.num_lanes, *spec.shape)
+        if _shape(tensor) != shape:
+            yield Problem(
+                f"{member} {spec.name!r} {_form(tensor)} after {call}; observation_spec and {env.num_lanes} lanes"
+                f" promise {shape}"
+            )
+        elif _dtype(tensor) != spec.dtype:
+            yield Problem(
+                f"{member} {spec.name!r} is {tensor.dtype} after {call}; observation_spec promises {spec.dtype}",
+                is_readable=True,
+            )
+
+
+def step_problems(env: VectorEnv, step: Any) -> Iterator[Problem]:
+    """What `step` returned has against the specs and `EnvStep`.
+
+    Args:
+        env: whose members were checked.
+        step: an `EnvStep`, if all is well.
+    """
     for field in _STEP_FIELDS:
         if not hasattr(step, field):
-            raise EnvFactoryError(
-                f"environment {factory!r}: step returned {_kind(step)}, which has no {field}; it must return an EnvStep"
-            )
-    check_observation(factory, env, step.observation, call="step")
+            yield Problem(f"step returned {_kind(step)}, which has no {field}; it must return an EnvStep")
+            return
+    yield from observation_problems(env, step.observation, call="step")
     if step.true_next_observation is not None:
-        check_observation(factory, env, step.true_next_observation, call="step", member="true_next_observation")
+        yield from observation_problems(env, step.true_next_observation, call="step", member="true_next_observation")
     lanes = (env.num_lanes,)
-    _check_column(factory, "reward", step.reward, lanes, "float32")
-    try:
-        is_number = np.can_cast(np.dtype(_dtype(step.reward)), np.float32, casting="same_kind")
-    except TypeError:
-        is_number = False
-    if not is_number:
-        raise EnvFactoryError(f"environment {factory!r}: step's reward is {step.reward.dtype}; it must be float32")
+    if _shape(step.reward) != lanes:
+        yield _misshapen("reward", step.reward, lanes, "float32")
+    elif not _is_number(step.reward):
+        yield Problem(f"step's reward is {step.reward.dtype}; it must be float32")
     for flag in _FLAGS:
         column = getattr(step, flag)
-        _check_column(factory, flag, column, lanes, "bool")
-        if _dtype(column) != "bool":
-            raise EnvFactoryError(f"environment {factory!r}: step's {flag} is {column.dtype}; it must be bool")
+        if _shape(column) != lanes:
+            yield _misshapen(flag, column, lanes, "bool")
+        elif _dtype(column) != "bool":
+            yield Problem(f"step's {flag} is {column.dtype}; it must be bool", is_readable=True)
     if not isinstance(step.metrics, Mapping):
-        raise EnvFactoryError(
-            f"environment {factory!r}: step's metrics is {_kind(step.metrics)}; it must be a dict of arrays"
-        )
+        yield Problem(f"step's metrics is {_kind(step.metrics)}; it must be a dict of arrays")
+        return
     for name, column in step.metrics.items():
-        _check_column(factory, f"metrics[{name!r}]", column, lanes, "number")
+        if _shape(column) != lanes:
+            yield _misshapen(f"metrics[{name!r}]", column, lanes, "number")
 
 
-def _check_column(factory: str, member: str, column: Any, shape: Tuple[int, ...], dtype: str) -> None:
-    if _shape(column) != shape:
-        raise EnvFactoryError(
-            f"environment {factory!r}: step's {member} {_form(column)}; it must be a {dtype} array of shape {shape},"
-            " one for each lane"
-        )
+def _is_number(column: Any) -> bool:
+    try:
+        return np.can_cast(np.dtype(_dtype(column)), np.float32, casting="same_kind")
+    except TypeError:
+        return False
+
+
+def _misshapen(member: str, column: Any, shape: Tuple[int, ...], dtype: str) -> Problem:
+    return Problem(f"step's {member} {_form(column)}; it must be a {dtype} array of shape {shape}, one for each lane")
 
 
 def _shape(tensor: Any) -> Any:

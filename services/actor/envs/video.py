@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
-from typing import Any, Callable, List, Protocol, Union
+from typing import Any, Callable, Iterator, List, Protocol, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -53,23 +54,14 @@ def record(
         raise ValueError(f"a video of {width}x{height} was asked for; width and height must be even")
     if episodes < 1 or max_frames < 1:
         raise ValueError(f"{episodes} episodes and {max_frames} frames were asked for; both must be at least 1")
-    try:
-        import imageio_ffmpeg
-    except ImportError as error:
-        raise RuntimeError("cannot write a video: imageio-ffmpeg is not installed; install shoal[sim]") from error
-
-    returns: List[float] = []
-    episode_return = 0.0
     observation = env.reset(seed)
     # The first picture comes before the file, so that a machine without a renderer leaves no empty file behind.
     picture = env.render(lane, width, height)
-    writer = imageio_ffmpeg.write_frames(
-        str(path), (width, height), fps=frames_per_second, codec="libx264", quality=8, macro_block_size=2
-    )
-    writer.send(None)
-    try:
+    returns: List[float] = []
+    episode_return = 0.0
+    with _video_file(path, width, height, frames_per_second) as write:
         for frame in range(max_frames):
-            writer.send(np.ascontiguousarray(picture))
+            write(picture)
             step = env.step(act(observation))
             observation = step.observation
             if step.valid[lane]:
@@ -80,6 +72,23 @@ def record(
             if len(returns) == episodes or frame == max_frames - 1:
                 break
             picture = env.render(lane, width, height)
+    return returns
+
+
+@contextlib.contextmanager
+def _video_file(
+    path: Union[str, Path], width: int, height: int, frames_per_second: int
+) -> Iterator[Callable[[npt.NDArray[np.uint8]], None]]:
+    """Open an mp4; what is given takes a picture, <uint8>[height, width, 3]."""
+    try:
+        import imageio_ffmpeg
+    except ImportError as error:
+        raise RuntimeError("cannot write a video: imageio-ffmpeg is not installed; install shoal[sim]") from error
+    writer = imageio_ffmpeg.write_frames(
+        str(path), (width, height), fps=frames_per_second, codec="libx264", quality=8, macro_block_size=2
+    )
+    writer.send(None)
+    try:
+        yield lambda picture: writer.send(np.ascontiguousarray(picture))
     finally:
         writer.close()
-    return returns

@@ -4,93 +4,165 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
+
+import numpy.typing as npt
 
 from services.actor.envs.factory import build_env
-from services.actor.evaluator.episodes import run_episodes
-from services.actor.parameter_client import ParameterClient, ParameterSet
+from services.actor.evaluator.episodes import EpisodeStatistics, run_episodes
+from services.actor.parameter_client import ParameterClient
 from services.actor.seeds import SELECTION, env_seed
+from services.agent.algorithm import Observation, Policy
 from services.agent.registry import check_action, policy_class
 from services.common.config.run import RunConfig
+from services.common.heartbeat import Heartbeat, Pulse
 from services.common.lifecycle import Lifecycle
 from services.common.log import Log
 from services.common.metrics import Metrics
+from services.common.parameter_set import ParameterSet
 from services.common.peer import Peer
 from services.common.rpc import Caller
 from services.common.schema import Schema
+from services.common.security.transport import ClientSecurity, client_security, server_security
 from services.common.service import main
 from shoal.v1 import experience_pb2, parameters_pb2, parameters_pb2_grpc
 
 MAX_LANES = 100
 REPORT_TIMEOUT_S = 5.0
+ROLES = {"act": parameters_pb2.PARAMETER_ROLE_ACT, "average": parameters_pb2.PARAMETER_ROLE_AVERAGE}
 
 
 def run(config: RunConfig, lifecycle: Lifecycle, log: Log) -> None:
     """The evaluator's life: the newest version, judged whole, again and again."""
-    settings, seed = config.evaluator, config.run.seed
-    os.nice(settings.nice)
-    env = build_env(
-        config.env.factory,
-        config.env.kwargs,
-        min(settings.episodes, MAX_LANES),
-        env_seed(seed, SELECTION, "round-0"),
-    )
-    schema = Schema(tuple(env.observation_spec), env.action_spec)
-    check_action(config.algorithm.name, schema.action)
-    policy = policy_class(config.algorithm.name)(
-        schema, config.algorithm_settings, num_lanes=env.num_lanes, actor_index=0, num_actors=1
-    )
-    peer = Peer(config.run.name, experience_pb2.ROLE_EVALUATOR, "evaluator")
+    os.nice(config.evaluator.nice)
+    judge = Judge(config, lifecycle, log)
+    peer = Peer(config.run.name, experience_pb2.ROLE_EVALUATOR, "evaluator", lifecycle.incarnation)
+    security = client_security(config.security, config.learner.address)
     parameters = ParameterClient(
-        config.learner.address, peer=peer, poll_period_s=settings.period_s, lifecycle=lifecycle, log=log
+        config.learner.address,
+        peer=peer,
+        poll_period_s=config.evaluator.period_s,
+        lifecycle=lifecycle,
+        log=log,
+        role=ROLES[config.evaluator.parameters],
+        security=security,
     )
-    reports = Caller("chief", config.learner.address, lifecycle.stopping, log)
-    stub = parameters_pb2_grpc.ParameterServiceStub(reports.channel)
-    metrics = Metrics("evaluator", config.run.name)
-    success = metrics.gauge("success_ratio", "Share of episodes with success at the last step; -1: not reported.")
-    version = metrics.gauge("evaluated_version", "Version that was judged last.")
-    metrics_port = metrics.serve(settings.metrics_port, "evaluator.metrics_port")
-    log.info("evaluator starts", episodes=settings.episodes, metrics_port=metrics_port)
+    reporter = Reporter(config, peer, lifecycle, log, security)
+    rounds = 0
 
-    def judge(judged: ParameterSet) -> None:
-        statistics = run_episodes(
-            env,
-            lambda observation: policy.act_greedily(judged.parameters, observation),
-            episodes=settings.episodes,
-            seed_of_round=lambda number: env_seed(seed, SELECTION, f"round-{number}"),
-            stopping=lifecycle.stopping,
+    def pulse() -> Pulse:
+        waiting = parameters.waiting_for or reporter.waiting_for
+        return Pulse(rounds + judge.steps, waiting, f"{rounds} rounds")
+
+    Heartbeat(pulse, lifecycle, os.environ).start()
+    try:
+        judged_version = 0
+        while not lifecycle.stopping.is_set():
+            rounds += 1
+            manifest = parameters.fetch()
+            newest = parameters.newest
+            if newest is not None and newest.version != judged_version:
+                reporter.report(newest, judge.judge(newest))
+                judged_version = newest.version
+            if manifest.run_state == parameters_pb2.RUN_STATE_FINISHED:
+                lifecycle.stop("training is finished")
+            lifecycle.stopping.wait(config.evaluator.period_s if judged_version else 0.1)
+    finally:
+        parameters.close()
+        reporter.close()
+        judge.close()
+
+
+class Judge:
+    """Runs whole episodes of goal set A with parameters that it is given."""
+
+    def __init__(self, config: RunConfig, lifecycle: Lifecycle, log: Log) -> None:
+        self._episodes, self._seed = config.evaluator.episodes, config.run.seed
+        self._stopping = lifecycle.stopping
+        self.steps = 0  # of the environment, over all judgements
+        lanes = min(self._episodes, MAX_LANES)
+        self._env = build_env(config.env.factory, config.env.kwargs, lanes, self._seed_of_round(0))
+        schema = Schema(tuple(self._env.observation_spec), self._env.action_spec)
+        check_action(config.algorithm.name, schema.action)
+        self._policy: Policy = policy_class(config.algorithm.name)(
+            schema, config.algorithm_settings, num_lanes=lanes, actor_index=0, num_actors=1
         )
+        log.info("evaluator starts", episodes=self._episodes)
+
+    def judge(self, judged: ParameterSet) -> EpisodeStatistics:
+        """What came of the episodes.
+
+        Raises:
+            Stopped: the process is to end.
+        """
+
+        def act(observation: Observation) -> npt.NDArray[Any]:
+            self.steps += 1
+            return self._policy.act_greedily(judged.parameters, observation)
+
+        return run_episodes(
+            self._env,
+            act,
+            episodes=self._episodes,
+            seed_of_round=self._seed_of_round,
+            stopping=self._stopping,
+        )
+
+    def close(self) -> None:
+        self._env.close()
+
+    def _seed_of_round(self, number: int) -> int:
+        return env_seed(self._seed, SELECTION, f"round-{number}")
+
+
+class Reporter:
+    """Tells the chief, and Prometheus, how good a version is."""
+
+    def __init__(self, config: RunConfig, peer: Peer, lifecycle: Lifecycle, log: Log, security: ClientSecurity) -> None:
+        self._peer, self._log = peer, log
+        self._caller = Caller("chief", config.learner.address, lifecycle.stopping, log, security=security)
+        self._stub = parameters_pb2_grpc.ParameterServiceStub(self._caller.channel)
+        self._metrics = Metrics("evaluator", config.run.name)
+        self._success = self._metrics.gauge(
+            "success_ratio", "Share of episodes with success at the last step; -1: not reported."
+        )
+        self._version = self._metrics.gauge("evaluated_version", "Version that was judged last.")
+        host, wanted = config.metrics.host, config.evaluator.metrics_port
+        listening = server_security(config.security, f"{host}:{wanted}")
+        self._metrics.certificate(listening.certificate)
+        port = self._metrics.serve(wanted, "evaluator.metrics_port", host=host, security=listening)
+        log.info("evaluator is ready", metrics_port=port)
+
+    @property
+    def waiting_for(self) -> str:
+        """One sentence while the chief does not answer; empty otherwise."""
+        return self._caller.waiting_for
+
+    def report(self, judged: ParameterSet, statistics: EpisodeStatistics) -> None:
+        """Send one judgement.
+
+        Raises:
+            Stopped: the process is to end.
+        """
         report = parameters_pb2.ReportEvaluationRequest(
-            peer=peer.to_proto(),
+            peer=self._peer.to_proto(),
             version=judged.version,
             digest=judged.digest,
-            episodes=settings.episodes,
+            episodes=len(statistics.returns),
             success_rate=statistics.success_rate,
             mean_return=float(statistics.returns.mean()),
             mean_episode_steps=float(statistics.lengths.mean()),
             goal_set="selection",
         )
-        answer = reports.call(stub.ReportEvaluation, report, timeout_s=REPORT_TIMEOUT_S)
-        success.set(statistics.success_rate)
-        version.set(judged.version)
+        answer = self._caller.call(self._stub.ReportEvaluation, report, timeout_s=REPORT_TIMEOUT_S)
+        self._success.set(statistics.success_rate)
+        self._version.set(judged.version)
         if answer.reason:
-            log.warning("the report was not taken", reason=answer.reason)
+            self._log.warning("the report was not taken", reason=answer.reason)
 
-    try:
-        judged_version = 0
-        while not lifecycle.stopping.is_set():
-            manifest = parameters.fetch()
-            newest = parameters.newest
-            if newest is not None and newest.version != judged_version:
-                judge(newest)
-                judged_version = newest.version
-            if manifest.run_state == parameters_pb2.RUN_STATE_FINISHED:
-                lifecycle.stop("training is finished")
-            lifecycle.stopping.wait(settings.period_s if judged_version else 0.1)
-    finally:
-        parameters.close()
-        reports.close()
-        metrics.stop()
-        env.close()
+    def close(self) -> None:
+        self._caller.close()
+        self._metrics.stop()
 
 
 if __name__ == "__main__":

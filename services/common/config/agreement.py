@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from services.common.chunk import MAX_CHUNK_ROWS
+
 if TYPE_CHECKING:
     from services.common.config.run import RunConfig
 
@@ -16,10 +18,13 @@ def check_agreement(config: RunConfig) -> None:
         ValueError: two values contradict each other, or could deadlock.
     """
     _check_ladder(config)
+    _check_lane_groups(config)
     _check_ports(config)
+    _check_helpers(config)
     _check_sampler(config)
     _check_staleness(config)
     _check_error_buffer(config)
+    _check_average(config)
     capacity = config.replay.capacity_rows
     if capacity is not None:  # a budget of bytes becomes rows when the schema is known: the table checks it then
         _check_capacity(config, capacity)
@@ -38,12 +43,27 @@ def _check_ladder(config: RunConfig) -> None:
         )
 
 
+def _check_lane_groups(config: RunConfig) -> None:
+    lanes, groups = config.env.lanes, config.actor.lane_groups
+    if lanes % groups:
+        raise ValueError(
+            f"env.lanes = {lanes} cannot be split evenly over actor.lane_groups = {groups}; choose a multiple"
+        )
+    rows = config.actor.chunk_steps * (lanes // groups)
+    if 2 * rows > MAX_CHUNK_ROWS:  # each step may end an episode, whose last observation takes a row too
+        raise ValueError(
+            f"a chunk of {rows} steps (actor.chunk_steps = {config.actor.chunk_steps} x env.lanes = {lanes} / "
+            f"actor.lane_groups = {groups}) is too large: at most {MAX_CHUNK_ROWS // 2}; lower chunk_steps"
+        )
+
+
 def _check_ports(config: RunConfig) -> None:
     """Ports that were set; of those that were not, `shoal up` takes free ones."""
     addresses = {"replay.addresses": config.replay.addresses[0], "learner.address": config.learner.address}
     ports = {
         "replay": (config.replay, config.replay.metrics_port),
         "learner": (config.learner, config.learner.metrics_port),
+        "helper": (config.helper, config.helper.metrics_port),
         "evaluator": (config.evaluator, config.evaluator.metrics_port),
         "actor": (config.actor, config.actor.metrics_port),
     }
@@ -56,6 +76,14 @@ def _check_ports(config: RunConfig) -> None:
                     f"{name}.metrics_port = {port} is the port of {key} = {address} too; give each its own, or set "
                     f"{name}.metrics_port to 0 for any free one"
                 )
+
+
+def _check_helpers(config: RunConfig) -> None:
+    if config.helper.count > config.gradients.max_helpers:
+        raise ValueError(
+            f"helper.count = {config.helper.count} is more than gradients.max_helpers = "
+            f"{config.gradients.max_helpers}, beyond which the chief refuses helpers; raise the second"
+        )
 
 
 def _check_capacity(config: RunConfig, capacity: int) -> None:
@@ -111,14 +139,24 @@ def _check_staleness(config: RunConfig) -> None:
             f"replay.freshness_half_life_updates = {config.replay.freshness_half_life_updates:g} would both count an "
             "item's age, once in its weight and once in its draws; set one of them to 0"
         )
-    least = learner.publish_period + config.prefetched_batches
+    period = learner.publish_schedule.updates or 0  # how many updates fit into a period of seconds nobody knows
+    least = period + config.prefetched_batches
     if bound is not None and bound < least:
+        how_often = f"{period} updates" if period else str(learner.publish_period)
         raise ValueError(
-            f"staleness.max_lag_updates = {bound} cannot hold: actors get a version every {learner.publish_period} "
-            f"updates (learner.publish_period), and {config.prefetched_batches} batches are drawn ahead of their use "
-            f"(learner.batches_per_sample {learner.batches_per_sample} x (1 + learner.samples_in_flight "
-            f"{learner.samples_in_flight})), so that even the newest data are up to {least} updates behind; set it to "
+            f"staleness.max_lag_updates = {bound} cannot hold: actors get a version every {how_often} "
+            f"(learner.publish_period), and {config.prefetched_batches} batches are drawn ahead of their use "
+            f"(learner.batches_per_sample {learner.batches_per_sample} x learner.samples_in_flight "
+            f"{learner.samples_in_flight}), so that even the newest data are up to {least} updates behind; set it to "
             f"at least {least}, or lower these three"
+        )
+
+
+def _check_average(config: RunConfig) -> None:
+    if config.evaluator.parameters == "average" and not config.learner.average_rate:
+        raise ValueError(
+            "evaluator.parameters = 'average' needs an averaged policy, and learner.average_rate = 0 makes none; set "
+            "the rate, as in 0.005, or evaluator.parameters to 'act'"
         )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Tuple
 
 from pydantic import BaseModel, ConfigDict, Field
+from typing_extensions import Annotated
 
-from services.common.config.values import Width
+from services.common.config.values import Count, Width
 
 
 class Section(BaseModel):
@@ -43,6 +44,10 @@ class Td3Settings(Section):
     """Exploration noise of the ladder's first rung, in normalized actions."""
     noise_max: float = Field(0.8, ge=0)
     """Exploration noise of the ladder's last rung, in normalized actions."""
+    noise_anneal_updates: Annotated[Count, Field(ge=0)] = 0
+    """Updates over which the whole ladder shrinks to noise_final_scale of itself; 0: it is fixed."""
+    noise_final_scale: float = Field(0.1, ge=0, le=1)
+    """What is left of the ladder after noise_anneal_updates."""
     max_gradient_norm: float = Field(1.0, gt=0)
     """Gradients are clipped to this norm, per optimizer."""
 
@@ -60,5 +65,9 @@ class DqnSettings(Section):
     """Random-action chance of the ladder's first rung: epsilon = base^(1 + alpha u) at quantile u."""
     epsilon_exponent: float = Field(7.0, ge=0)
     """How steeply epsilon falls along the ladder (alpha)."""
-    max_gradient_norm: float = Field(10.0, gt=0)
+    epsilon_anneal_updates: Annotated[Count, Field(ge=0)] = 0
+    """Updates over which the whole ladder shrinks to epsilon_final_scale of itself; 0: it is fixed."""
+    epsilon_final_scale: float = Field(0.1, ge=0, le=1)
+    """What is left of the ladder after epsilon_anneal_updates."""
+    max_gradient_norm: float = Field(1.0, gt=0)
     """Gradients are clipped to this norm."""

@@ -17,6 +17,7 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 
 from services.common.config.run import RunConfig
+from services.common.config.shipped import find_run_file, shipped_folders
 from services.common.config.wording import reason
 from services.common.errors import UserError
 
@@ -66,7 +67,7 @@ def load(file: Optional[Path], flags: Sequence[str] = (), environ: Optional[Mapp
     """Read and check a run file with its overrides.
 
     Args:
-        file: the TOML file, or None for defaults alone.
+        file: the TOML file, the name of one that comes with shoal, or None for defaults alone.
         flags: `--section.key VALUE` or `--section.key=VALUE`.
         environ: variables; those that begin with SHOAL_ count.
 
@@ -77,6 +78,7 @@ def load(file: Optional[Path], flags: Sequence[str] = (), environ: Optional[Mapp
     origins: Dict[KeyPath, str] = {}
     sources: List[Tuple[str, KeyPath, Any]] = []
     if file is not None:
+        file = find_run_file(file, shipped_folders())
         sources += [(file.name, path, value) for path, value in _leaves(_read_toml(file))]
     sources += _from_environ(environ or {})
     sources += _from_flags(flags)
@@ -94,7 +96,10 @@ def _read_toml(file: Path) -> Dict[str, Any]:
     try:
         return tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
-        raise ConfigError(f"there is no run file {str(file)!r}; give the path of a .toml file, see configs/") from None
+        raise ConfigError(
+            f"there is no run file {str(file)!r}; give the path of a .toml file, or the name of one that comes with "
+            f"shoal ({_shipped_names()})"
+        ) from None
     except IsADirectoryError:
         raise ConfigError(f"{str(file)!r} is a folder; give the path of a .toml file, see configs/") from None
     except OSError as error:
@@ -103,6 +108,11 @@ def _read_toml(file: Path) -> Dict[str, Any]:
         raise ConfigError(f"the run file {str(file)!r} is not a text file; give a .toml file in UTF-8") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"the run file {str(file)!r} is not TOML: {error}") from None
+
+
+def _shipped_names() -> str:
+    names = {file.stem for folder in shipped_folders() for file in folder.glob("*.toml")}
+    return ", ".join(sorted(names)) or "none is installed"
 
 
 def _from_environ(environ: Mapping[str, str]) -> Iterator[Tuple[str, KeyPath, Any]]:

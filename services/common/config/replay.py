@@ -17,7 +17,9 @@ class ReplaySection(Section):
     """`[replay]`: the table, its sampling and its rate limiter."""
 
     addresses: Annotated[Names, Field(min_length=1)] = ("127.0.0.1:7401",)
-    """Where the replay listens and its clients find it."""
+    """Where clients find the replay, and where it listens unless `listen` says otherwise."""
+    listen: str = ""
+    """Where the replay listens, where that is not how others reach it, as in 0.0.0.0:7401. Empty: at its address."""
     metrics_port: Port = 9401
     """Prometheus endpoint; 0: any free port."""
     capacity: Optional[Annotated[Count, Field(ge=1, le=10**12)]] = None
@@ -56,6 +58,11 @@ class ReplaySection(Section):
     """Such files that are kept, the newest; 0: none is written."""
 
     @property
+    def listens_at(self) -> str:
+        """Where the replay binds."""
+        return self.listen or self.addresses[0]
+
+    @property
     def capacity_rows(self) -> Optional[int]:
         """Rows, or None where `memory` decides: that takes the schema."""
         if self.capacity is None and self.memory is None:
@@ -70,6 +77,11 @@ class ReplaySection(Section):
                 "large the table is; set one of them"
             )
         return self
+
+    @field_validator("listen")
+    @classmethod
+    def _check_listen(cls, address: str) -> str:
+        return check_address(address) if address else address
 
     @field_validator("addresses")
     @classmethod

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from typing import Any, Callable, Dict, List
 
 import grpc
+import numpy as np
 import pytest
 
 from services.actor import chunk_sender
@@ -12,6 +14,7 @@ from services.actor.chunk_sender import ChunkSender
 from services.common.codec import decode_chunk
 from services.common.errors import EXIT_FENCED, Fenced
 from services.common.lifecycle import Lifecycle
+from services.common.packing import CODECS
 from services.common.peer import Peer
 from services.common.rpc import Refused, Server
 from services.common.schema import ActionSpec, Schema, TensorSpec
@@ -104,7 +107,8 @@ def test_chunks_arrive_in_order_whole_and_numbered(
     make_sender: Any, replay: Replay, serve: Serve, lifecycle: Lifecycle
 ) -> None:
     versions: List[int] = []
-    sender = make_sender(serve(ADD, replay), on_version=versions.append)
+    took_s: List[float] = []
+    sender = make_sender(serve(ADD, replay), on_version=versions.append, on_acknowledged=took_s.append)
     sent = [make_chunk(0, 2)] + [_chunk(i) for i in range(5)]
     lifecycle.spawn("sender", sender.run)
     for chunk in sent:
@@ -116,6 +120,8 @@ def test_chunks_arrive_in_order_whole_and_numbered(
     assert replay.steps().acknowledged == sender.acknowledged_steps == 5 * STEPS
     assert sender.dropped_steps == {}
     assert versions == [0] * 6
+    assert all(0 < seconds < 10 for seconds in took_s)
+    assert took_s  # those that were sent before the stop
 
 
 def test_a_chunk_is_packed_when_it_is_put_and_counted_when_it_is_sent(
@@ -398,3 +404,60 @@ def test_half_of_the_shortest_round_trip_counts_as_queued(
     assert 100.0 <= replay.requests[-1].chunk.queued_seconds < 110.0
     assert all(0.0 < held_s <= trip_s for trip_s, held_s in noted)
     assert noted
+
+
+def test_each_lane_group_is_numbered_by_itself_and_the_actor_counts_as_one(
+    make_sender: Any, replay: Replay, serve: Serve, lifecycle: Lifecycle
+) -> None:
+    sender = make_sender(serve(ADD, replay), buffer_chunks=2)
+    groups = [[replace(_chunk(i), lane_group=group) for i in range(4)] for group in range(3)]
+    lifecycle.spawn("sender", sender.run)
+    threads = [threading.Thread(target=lambda mine=mine: [sender.put(chunk) for chunk in mine]) for mine in groups]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+    _finish(sender, lifecycle)
+    assert set(replay.statuses) == {replay_pb2.INSERT_STATUS_APPLIED}
+    for group, sent in enumerate(groups):
+        mine = [request.chunk for request in replay.requests if request.chunk.lane_group == group]
+        assert [chunk.sequence for chunk in mine] == [0, 1, 2, 3]
+        assert all(same(decode_chunk(message), chunk) for message, chunk in zip(mine, sent))
+    acknowledged = 0
+    for request in replay.requests:  # one is in flight: each chunk's counters hold when it has been applied
+        acknowledged += STEPS
+        counters = request.chunk.counters
+        assert counters.produced_steps == acknowledged + counters.buffered_steps
+    assert replay.steps().acknowledged == sender.acknowledged_steps == 12 * STEPS
+
+
+def test_drops_are_told_by_reason(make_sender: Any, lifecycle: Lifecycle) -> None:
+    told: List[Any] = []
+    sender = make_sender(
+        "127.0.0.1:1", buffer_chunks=2, drop_oldest=True, on_drop=lambda reason, steps: told.append((reason, steps))
+    )
+    for number in range(5):
+        sender.put(_chunk(number))
+    assert told == [("buffer_full", STEPS)] * 3
+    assert sender.dropped_steps == {"buffer_full": 3 * STEPS}
+    assert sender.depth == 2
+
+
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+def test_packed_images_arrive_as_they_were(
+    codec: str, make_sender: Any, replay: Replay, serve: Serve, lifecycle: Lifecycle
+) -> None:
+    pytest.importorskip("lz4")
+    sender = make_sender(serve(ADD, replay), codec=codec)
+    chunk = make_chunk(64, 4)
+    chunk.observation["camera"][:] = np.arange(64, dtype=np.uint8)[:, None, None, None]
+    lifecycle.spawn("sender", sender.run)
+    sender.put(chunk)
+    _finish(sender, lifecycle)
+    (request,) = replay.requests
+    camera = next(tensor for tensor in request.chunk.observation if tensor.name == "camera")
+    assert camera.codec == CODECS[codec]
+    assert len(camera.data) < chunk.observation["camera"].nbytes
+    assert same(decode_chunk(request.chunk), chunk)
+    assert replay.steps().acknowledged == 256

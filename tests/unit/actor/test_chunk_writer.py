@@ -165,6 +165,22 @@ def test_a_lost_final_observation_of_a_truncation_is_told(clock: FakeClock) -> N
         actor.step(1)
 
 
+def test_a_lost_final_observation_that_is_accepted_leaves_the_step_without_one(clock: FakeClock) -> None:
+    actor = Actor(clock)
+    step = actor.env.step
+
+    def losing(action: Any) -> Any:
+        got = step(action)
+        return replace(got, true_next_observation=None, no_final=got.truncated & ~got.terminated)
+
+    actor.env.step = losing  # type: ignore[method-assign]
+    actor.step(3)
+    chunk = actor.cut()
+    flags = chunk.flags[2]
+    assert flags.tolist() == [VALID | TRUNCATED, VALID | TERMINATED]
+    assert [lane for lane, _, _ in _final(chunk)] == [5]  # of the lane that terminated, in the third step of two lanes
+
+
 def test_a_lost_final_observation_of_a_termination_does_no_harm(clock: FakeClock) -> None:
     actor = Actor(clock)
     step = actor.env.step

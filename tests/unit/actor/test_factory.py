@@ -3,12 +3,14 @@ from __future__ import annotations
 import sys
 from types import ModuleType
 
+import gymnasium
 import numpy as np
 import pytest
 
 from services.actor.envs.contract import AutoReset
 from services.actor.envs.factory import build_env
 from services.actor.envs.promises import EnvFactoryError
+from services.common.errors import Crash
 from services.common.schema import ActionSpec, TensorSpec
 
 
@@ -47,6 +49,25 @@ class Fake:
         self.closed = True
         if self.fail == "quit in reset":
             sys.exit(1)
+
+
+def make_vector_env(num_lanes, seed):
+    return gymnasium.make_vec("CartPole-v1", num_lanes, vectorization_mode="sync")
+
+
+def make_single(num_lanes, seed):
+    return gymnasium.make("CartPole-v1")
+
+
+def test_a_gymnasium_vector_environment_is_wrapped():
+    env = build_env(f"{__name__}:make_vector_env", {}, 2, 1)
+    assert env.autoreset is AutoReset.NEXT_STEP
+    assert env.step(np.array([0, 1])).valid.tolist() == [True, True]
+
+
+def test_a_single_gymnasium_environment_is_refused_with_what_to_do():
+    with pytest.raises(EnvFactoryError, match=r"a single gymnasium environment.*vectorize\(make_one, num_lanes\)"):
+        build_env(f"{__name__}:make_single", {}, 2, 1)
 
 
 @pytest.fixture
@@ -127,12 +148,15 @@ def test_a_missing_member_is_named(module, member):
 
 
 @pytest.mark.parametrize(
-    ("fail", "words"),
-    [("step", "step returned None, which has no observation"), ("", r"ended the process: sys\.exit\(1\) in step")],
+    ("fail", "error", "words"),
+    [
+        ("step", EnvFactoryError, "step returned None, which has no observation"),
+        ("", Crash, r"ended the process: sys\.exit\(1\) in step"),
+    ],
 )
-def test_the_first_step_is_checked(module, fail, words):
+def test_the_first_step_is_checked(module, fail, error, words):
     env = build(fail=fail)
-    with pytest.raises(EnvFactoryError, match=words):
+    with pytest.raises(error, match=words):
         env.step(np.zeros(2, np.int64))
 
 

@@ -197,7 +197,7 @@ class Odd(Counter):
     ("arguments", "words"),
     [
         ({"action": spaces.Box(-np.inf, np.inf, (2,))}, "not bounded; wrap"),
-        ({"action": spaces.MultiDiscrete([2, 2])}, "only Discrete and Box of floats"),
+        ({"action": spaces.Text(3)}, "only Discrete, MultiDiscrete, MultiBinary and Box of floats"),
         ({"observation": spaces.Discrete(4)}, "'policy' is a Discrete space; only Box"),
         ({"observation": spaces.Dict({"a": spaces.Dict({"b": spaces.Box(0, 1)})})}, "'a' is a Dict space; only Box"),
     ],

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from services.actor.chunk_writer import ChunkWriter
-from services.actor.envs.contract import AutoReset, EnvStep
+from services.actor.envs.contract import AutoReset
 from services.actor.loop import act
 from services.actor.parameter_client import ParameterSet
 from services.common.chunk import Chunk
@@ -39,9 +39,7 @@ class Acting:
         self.env = FakeEnv(2, episode_steps=100, on_step=lambda n: lifecycle.stop("test") if n == stop_at else None)
         self.policy, self.parameters = FakePolicy(), Parameters()
         self.sent: List[Chunk] = []
-        self.counted: List[EnvStep] = []
         self.send: Callable[[Chunk], None] = self.sent.append
-        self.on_step: Callable[[EnvStep], None] = self.counted.append
         self.lifecycle = lifecycle
         self.writer = ChunkWriter(
             SCHEMA, num_lanes=2, chunk_steps=chunk_steps, autoreset=AutoReset.SAME_STEP, clock=clock
@@ -58,7 +56,6 @@ class Acting:
             rng=np.random.default_rng(0),
             seed=7,
             max_policy_age_s=2.5,
-            on_step=self.on_step,
             lifecycle=self.lifecycle,
         )
         for chunk in self.sent:
@@ -75,7 +72,7 @@ def test_each_step_takes_the_newest_parameters_and_tells_their_version(clock: Fa
     assert _lengths(acting) == [4, 2]
     assert acting.env.seeds == [7]
     assert acting.parameters.asked == [2.5] * 6
-    assert len(acting.counted) == 6
+    assert acting.policy.annealed == [1, 2, 3, 4, 5, 6]  # the updates behind each set
     versions = np.concatenate([chunk.policy_version for chunk in acting.sent])
     np.testing.assert_array_equal(versions, [1, 2, 3, 4, 5, 6])
     actions = np.concatenate([chunk.action[:, 0, 0] for chunk in acting.sent])
@@ -124,10 +121,10 @@ def test_a_stop_before_the_first_parameters_sends_nothing(clock: FakeClock, life
 def test_a_stop_while_parked_sends_what_there_is(clock: FakeClock, lifecycle: Lifecycle) -> None:
     acting = Acting(clock, lifecycle, stop_at=10**6)
 
-    def park(_step: EnvStep) -> None:
-        acting.parameters.is_stopped = acting.env.steps == 3
+    def park(number: int) -> None:
+        acting.parameters.is_stopped = number == 3
 
-    acting.on_step = park
+    acting.env._on_step = park
     acting.run()
     assert _lengths(acting) == [3]
     assert acting.sent[0].final.cut.tolist() == [True, True]

@@ -4,7 +4,6 @@ import threading
 import time
 from typing import Any, List
 
-import numpy as np
 import pytest
 
 from services.actor import parameter_client
@@ -78,45 +77,6 @@ def test_what_is_at_hand_is_not_fetched_again(client: ParameterClient, chief: Fa
     assert _bias(client) == 0.5
 
 
-def test_a_large_set_comes_in_parts(client: ParameterClient, chief: FakeChief, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parameter_client, "PART_BYTES", 1000)
-    chief.publish(1, 0.125, size=2000)
-    client.fetch()
-    assert chief.gets == -(-len(chief.data) // 1000)
-    newest: Any = client.newest
-    np.testing.assert_array_equal(newest.parameters["policy.bias"], np.full(2000, 0.125))
-
-
-def test_a_damaged_part_is_fetched_again(
-    client: ParameterClient, chief: FakeChief, log: FakeLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(parameter_client, "PART_BYTES", 1000)
-    chief.publish(1, 0.125, size=500)
-    chief.faults = ["", "damaged"]
-    client.fetch()
-    assert _bias(client) == 0.125
-    assert log.events("warning") == ["a part of the parameters was damaged: fetched again"]
-
-
-def test_a_superseded_set_is_left_for_the_newer_one(client: ParameterClient, chief: FakeChief) -> None:
-    chief.publish(1, 0.125)
-    chief.faults = ["superseded"]
-    client.fetch()
-    assert _bias(client) == 0.125
-    assert chief.manifests == 2
-
-
-def test_a_set_that_does_not_match_its_digest_is_fetched_again(
-    client: ParameterClient, chief: FakeChief, log: FakeLog
-) -> None:
-    chief.publish(1, 0.125)
-    chief.digest_faults = 1
-    client.fetch()
-    assert _bias(client) == 0.125
-    assert (chief.manifests, chief.gets) == (2, 2)
-    assert log.events("warning") == ["the parameters do not match their digest: fetched again"]
-
-
 def test_a_hint_brings_the_newer_set_at_once(
     client: ParameterClient, chief: FakeChief, lifecycle: Lifecycle, eventually: Eventually
 ) -> None:
@@ -167,6 +127,68 @@ def test_a_chief_that_is_behind_the_hint_is_not_asked_without_pause(
     assert chief.manifests - asked <= (time.monotonic() - began) / parameter_client.RETRY_S + 1
     chief.publish(50, 0.5)
     eventually(lambda: _bias(client) == 0.5)
+
+
+def test_while_hints_come_the_chief_is_asked_as_seldom_as_it_wishes(
+    chief: FakeChief, serve: Serve, make_client: Any, lifecycle: Lifecycle, eventually: Eventually
+) -> None:
+    client = make_client(serve(ADD, chief), poll_period_s=0.02)
+    chief.publish(1, 0.125)
+    chief.ask_again_s = NEVER_S
+    client.hint(1)
+    lifecycle.spawn("parameters", client.run)
+    eventually(lambda: client.newest)
+    time.sleep(0.3)
+    assert chief.manifests <= 2
+    chief.publish(2, 0.5)
+    client.hint(2)
+    eventually(lambda: _bias(client) == 0.5)
+
+
+@pytest.mark.parametrize("hinted", [0, 7])
+def test_when_no_hints_come_any_more_the_chief_is_asked_by_the_period(
+    hinted: int, chief: FakeChief, serve: Serve, make_client: Any, lifecycle: Lifecycle, eventually: Eventually
+) -> None:
+    client = make_client(serve(ADD, chief), poll_period_s=0.02)
+    chief.publish(7, 0.125)
+    chief.ask_again_s = NEVER_S
+    client.hint(hinted)
+    if hinted:
+        client._hinted_at -= parameter_client.HINTS_ALIVE_S
+    lifecycle.spawn("parameters", client.run)
+    eventually(lambda: chief.manifests >= 5)
+
+
+def test_parameters_are_confirmed_before_they_are_too_old_however_seldom_the_chief_wishes_to_be_asked(
+    chief: FakeChief, serve: Serve, make_client: Any, lifecycle: Lifecycle, log: FakeLog, eventually: Eventually
+) -> None:
+    client = make_client(serve(ADD, chief), poll_period_s=0.02)
+    chief.publish(1, 0.125)
+    chief.ask_again_s = NEVER_S
+    client.hint(1)
+    client._max_age_s = 0.1
+    lifecycle.spawn("parameters", client.run)
+    eventually(lambda: chief.manifests >= 5)
+
+
+def test_polls_of_many_readers_spread(make_client: Any, free_address: Any) -> None:
+    client = make_client(free_address(), poll_period_s=10.0)
+    periods = [client._period_s() for _ in range(1000)]
+    assert 7.5 <= min(periods) < 8.0
+    assert 12.0 < max(periods) <= 12.5
+
+
+def test_version_and_weights_are_one_object_that_nobody_can_change(client: ParameterClient, chief: FakeChief) -> None:
+    chief.publish(1, 0.125)
+    client.fetch()
+    first: Any = client.newest
+    chief.publish(2, 0.5)
+    client.fetch()
+    assert (first.version, first.parameters["policy.bias"][0]) == (1, 0.125)
+    with pytest.raises(AttributeError):
+        first.version = 2
+    with pytest.raises(ValueError, match="read-only"):
+        first.parameters["policy.bias"][0] = 0.5
 
 
 def test_a_stop_ends_the_thread_in_the_middle_of_its_wait(

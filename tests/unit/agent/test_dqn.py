@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from services.agent.algorithms import dqn
+from services.agent.health import REPORT_PERIOD, TEXTS
 from services.agent.networks import dueling_values, initial_parameters
 from services.common.config.algorithms import DqnSettings
 from services.common.schema import ActionSpec, Schema, SchemaError, TensorSpec
@@ -157,11 +158,27 @@ def test_a_resumed_learner_goes_on_bit_for_bit(make_batch) -> None:
 
 def test_metrics_come_at_their_period(make_batch) -> None:
     learner = _learner()
-    for k in range(dqn.METRICS_PERIOD):
+    expected = {"q_loss", "q_gradient_norm", "q_clipped_gradient_norm", "q_clipped_share", "q_update_ratio"}
+    expected |= {"q_mean", "q_max", "exploration_share", "greedy_entropy"}
+    for k in range(2 * REPORT_PERIOD):
         metrics = learner.update(make_batch(SCHEMA, 8, seed=k), np.ones(8, dtype=np.float32)).metrics
-        assert bool(metrics) == (k == dqn.METRICS_PERIOD - 1)
-    assert set(metrics) == {"q_loss", "q_gradient_norm", "q_mean", "q_max", "update_ratio"}
+        assert bool(metrics) == ((k + 1) % REPORT_PERIOD == 0)
+        if k == REPORT_PERIOD - 1:
+            assert set(metrics) == expected
+    assert set(metrics) == expected | {"q_drift"} <= set(TEXTS)
     assert np.isfinite(list(metrics.values())).all()
+    assert 0 <= metrics["greedy_entropy"] <= 1
+
+
+def test_exploration_and_entropy_are_those_of_the_batch(make_batch) -> None:
+    learner = _learner()
+    batch = make_batch(SCHEMA, 8)
+    ones = np.ones(8, dtype=np.float32)
+    batch.action = _policy().act_greedily(learner.acting_parameters(), batch.observation)
+    batch.action[:2] = (batch.action[:2] + 1) % 4
+    assert learner._batch_scalars(learner._loss(batch, ones))["exploration_share"].item() == 0.25
+    learner._online.views["q.2.bias"].copy_(learner._online.views["q.2.bias"].new_tensor([0, 0, 0, 1e3, 0]))
+    assert learner._batch_scalars(learner._loss(batch, ones))["greedy_entropy"].item() == 0
 
 
 def test_a_chain_of_two_steps_is_learned(make_batch) -> None:
@@ -188,3 +205,12 @@ def test_a_chain_of_two_steps_is_learned(make_batch) -> None:
     parameters, seen = learner.acting_parameters(), {"policy": np.stack([start, later])}
     np.testing.assert_array_equal(_policy(schema=schema).act_greedily(parameters, seen), [1, 0])
     np.testing.assert_allclose(_policy(schema=schema).value(parameters, seen), [0.9, 1.0], atol=0.1)
+
+
+def test_an_annealed_ladder_shrinks_by_the_updates_that_act():
+    settings = DqnSettings(epsilon_anneal_updates=100, epsilon_final_scale=0.5)
+    policy = dqn.Policy(SCHEMA, settings, num_lanes=8, actor_index=0, num_actors=1)
+    before = policy.exploration()
+    for updates, scale in ((0, 1.0), (50, 0.75), (1000, 0.5)):
+        policy.anneal(updates)
+        np.testing.assert_allclose(policy.exploration(), before * scale, rtol=1e-6)

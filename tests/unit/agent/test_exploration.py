@@ -3,6 +3,7 @@ import pytest
 
 from services.agent.exploration import (
     add_noise,
+    annealed_scale,
     choose_epsilon_greedily,
     epsilon_ladder,
     ladder_quantiles,
@@ -57,3 +58,12 @@ def test_epsilon_is_the_chance_of_a_uniform_action() -> None:
     draws = np.stack([choose_epsilon_greedily(values, epsilon, rng) for _ in range(4000)])
     assert draws.dtype == np.int64
     np.testing.assert_allclose((draws != 1).mean(axis=0), [0.0, 0.4 * 0.75, 0.75], atol=0.03)
+
+
+@pytest.mark.parametrize(("updates", "scale"), [(0, 1.0), (250, 0.775), (500, 0.55), (1000, 0.1), (5000, 0.1)])
+def test_the_ladder_shrinks_linearly_to_what_is_left(updates: int, scale: float) -> None:
+    assert annealed_scale(updates, 1000, 0.1) == pytest.approx(scale)
+
+
+def test_a_fixed_ladder_keeps_its_scale() -> None:
+    assert [annealed_scale(updates, 0, 0.1) for updates in (0, 10**9)] == [1.0, 1.0]

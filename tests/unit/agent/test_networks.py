@@ -105,11 +105,11 @@ def test_encoder_joins_by_name_scales_images_and_keeps_states_from_the_policy() 
         "image": np.array([[[0, 255]]], dtype=np.uint8),
         "arm": np.array([[3.0, 4.0]]),
     }
-    policy, critic = encoder.encode(observation)
+    policy, critic = encoder.encode(observation, {})
     assert policy.dtype == critic.dtype == np.float32
     np.testing.assert_array_equal(policy, [[3, 4, 0, 1]])
     np.testing.assert_array_equal(critic, [[3, 4, 0, 1, 7]])
-    np.testing.assert_array_equal(encoder.encode_policy(observation), policy)
+    np.testing.assert_array_equal(encoder.encode_policy(observation, {}), policy)
     assert (encoder.policy_size, encoder.critic_size) == (4, 5)
 
 

@@ -3,7 +3,9 @@ import copy
 import numpy as np
 import pytest
 
+from services.agent.algorithm import NonFiniteUpdate
 from services.agent.algorithms import td3
+from services.agent.health import REPORT_PERIOD, TEXTS
 from services.agent.networks import critic_values, initial_parameters
 from services.common.config.algorithms import Td3Settings
 from services.common.schema import ActionSpec, Schema, SchemaError, TensorSpec
@@ -248,14 +250,55 @@ def test_the_state_of_another_network_is_refused() -> None:
 
 def test_metrics_come_at_their_period(make_batch) -> None:
     learner = _learner()
-    updates = [
-        learner.update(make_batch(SCHEMA, 8, seed=k), np.ones(8, dtype=np.float32)) for k in range(td3.METRICS_PERIOD)
-    ]
-    assert all(update.metrics == {} for update in updates[:-1])
-    metrics = updates[-1].metrics
-    assert {"critic_loss", "policy_loss", "q_mean", "q_max", "critic_gradient_norm", "update_ratio"} <= set(metrics)
+    ones = np.ones(8, dtype=np.float32)
+    updates = [learner.update(make_batch(SCHEMA, 8, seed=k), ones) for k in range(2 * REPORT_PERIOD)]
+    reported = [k for k, update in enumerate(updates) if update.metrics]
+    assert reported == [REPORT_PERIOD - 1, 2 * REPORT_PERIOD - 1]
+    roles = ("critic", "policy")
+    steps = ("gradient_norm", "clipped_gradient_norm", "clipped_share", "update_ratio")
+    expected = {f"{role}_{name}" for role in roles for name in steps}
+    expected |= {"critic_loss", "policy_loss", "q_mean", "q_max", "exploration_noise", "policy_saturation"}
+    assert set(updates[reported[0]].metrics) == expected
+    metrics = updates[reported[1]].metrics  # the drift is a difference of two reports
+    assert set(metrics) == expected | {"q_drift"} <= set(TEXTS)
     assert np.isfinite(list(metrics.values())).all()
-    assert 0 < metrics["update_ratio"] < 0.1
+    assert 0 < metrics["critic_update_ratio"] < 0.1
+    assert 0 < metrics["policy_update_ratio"] < 0.1
+    assert 0 < metrics["q_drift"] < 1
+
+
+def test_exploration_and_saturation_are_those_of_the_batch(make_batch) -> None:
+    learner = _learner()
+    batch = make_batch(SCHEMA, 8)
+    greedy = _policy().act_greedily(learner.acting_parameters(), batch.observation)
+    batch.action = greedy + np.array([0.1, 0.1, 0.5], dtype=np.float32)  # of half ranges 1, 1 and 5
+    scalars = learner._batch_scalars(learner._critic_loss(batch, np.ones(8, dtype=np.float32)))
+    assert scalars["exploration_noise"].item() == pytest.approx(0.1, rel=1e-4)
+    assert scalars["policy_saturation"].item() == 0
+    learner._policy.views["policy.2.bias"].fill_(20)
+    scalars = learner._batch_scalars(learner._critic_loss(batch, np.ones(8, dtype=np.float32)))
+    assert scalars["policy_saturation"].item() == 1
+
+
+def test_a_policy_gradient_that_is_not_finite_leaves_the_critic_step(make_batch) -> None:
+    learner, plain = _learner(), _learner()
+    ones = np.ones(8, dtype=np.float32)
+    for k in range(3):
+        for each in (learner, plain):
+            each.update(make_batch(SCHEMA, 8, seed=k), ones)
+    # As if the gradient overflowed: the policy's loss is infinite, the critics' is not.
+    learner._policy_loss = lambda critic: type(plain)._policy_loss(learner, critic) * float("inf")
+    before = learner.state()
+    with pytest.raises(NonFiniteUpdate, match="the gradient of policy is not finite"):
+        learner.update(make_batch(SCHEMA, 8, seed=3), ones)
+    plain.update(make_batch(SCHEMA, 8, seed=3), ones)
+    assert learner.updates == plain.updates == 4
+    after, expected = learner.state(), plain.state()
+    for name, array in after.items():
+        if name.startswith(("online.policy", "adam.policy")):
+            np.testing.assert_array_equal(array, before[name], err_msg=name)
+        elif not name.startswith("target.policy"):  # it follows the policy where that stands
+            np.testing.assert_array_equal(array, expected[name], err_msg=name)
 
 
 def test_a_one_step_task_is_learned(make_batch) -> None:
@@ -279,3 +322,15 @@ def test_a_one_step_task_is_learned(make_batch) -> None:
     goals = np.linspace(-1.2, 1.2, 13, dtype=np.float32)[:, None]
     actions = _policy(schema=schema).act_greedily(learner.acting_parameters(), {"policy": goals})
     assert np.abs(actions - goals).mean() < 0.2
+
+
+def test_an_annealed_ladder_shrinks_by_the_updates_that_act_and_the_noise_with_it():
+    settings = Td3Settings(hidden_sizes=(16, 16), noise_anneal_updates=100, noise_final_scale=0.0)
+    policy, parameters, observation = _policy(settings=settings), _parameters(), _observation()
+    fixed = _policy().exploration()
+    greedy = policy.act_greedily(parameters, observation)
+    for updates, scale in ((0, 1.0), (50, 0.5), (100, 0.0), (20, 0.8)):
+        policy.anneal(updates)
+        np.testing.assert_allclose(policy.exploration(), fixed * scale, rtol=1e-6)
+        action = policy.act(parameters, observation, np.random.default_rng(0)).action
+        assert np.allclose(action, greedy) == (scale == 0.0)

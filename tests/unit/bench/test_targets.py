@@ -23,7 +23,9 @@ def test_a_column_that_lacks_one_of_two_cases_gives_no_ratio() -> None:
 
 def test_limits_are_ratios_of_what_was_measured() -> None:
     measured = {"heap_1x_bytes": 100.0, "heap_20x_bytes": 110.0, "insert_1x_p50_ms": 2.0, "insert_50x_p50_ms": 2.0}
+    measured.update({"insert_quiet_p99_ms": 2.0, "insert_snapshot_p99_ms": 4.1})
     words = {v.text: v.word for v in limit_verdicts(measured)}
     assert words["heap of the replay after 20 x capacity, over 1 x"] == "FAIL"
     assert words["p50 of an insert after 50 x capacity, over 1 x"] == "pass"
+    assert words["p99 of an insert during a snapshot, over quiet"] == "FAIL"
     assert words["p99 of an insert after 50 x capacity, over 1 x"] == "NOT MEASURED"

@@ -156,6 +156,14 @@ def test_silence_is_shown():
     assert "no answer for 4 s" in "\n".join(drawn(with_replay(silent_s=4.1)))
 
 
+def test_updates_that_were_stopped_are_shown():
+    assert "not finite" not in "\n".join(drawn(SNAPSHOT))
+    stopped = with_learner(non_finite_updates=4)
+    assert "4 updates not finite" in "\n".join(drawn(stopped))
+    assert "4 updates stopped: not finite" in status_line(stopped)
+    assert "not finite" not in status_line(SNAPSHOT)
+
+
 def test_steps_that_went_wrong_are_shown():
     text = "\n".join(drawn(with_replay(quarantined_steps=12, lost_tail_steps=3)))
     assert "12 quarantined" in text

@@ -39,11 +39,15 @@ def learner_info(updates=100, version=5, success=0.5, evaluated=4, chief=1):
         version=version,
         updates=updates,
         max_updates=800,
+        non_finite_updates=3,
         evaluated_version=evaluated,
         success_rate=success,
         mean_return=-2.5,
         waiting_for="waiting for the replay",
-        readers=[parameters_pb2.ParameterReader(name="evaluator", lag_updates=40)],
+        readers=[
+            parameters_pb2.ParameterReader(name="evaluator", lag_updates=40),
+            parameters_pb2.ParameterReader(name="actor-1", waiting_for="the environment hangs: step has not returned"),
+        ],
     )
 
 
@@ -62,6 +66,7 @@ def test_rates_come_from_two_answers():
     learner = reader.learner(learner_info(300), 12.0)
     assert learner.updates_per_s == pytest.approx(100)
     assert learner.eta_s == pytest.approx(5)
+    assert learner.non_finite_updates == 3
 
 
 def test_what_a_resumed_learner_takes_over_is_no_progress():
@@ -130,8 +135,12 @@ def test_both_are_asked_as_an_operator_and_silence_is_noticed(services):
     poller.start()
     try:
         state = eventually(poller, lambda s: s.replay is not None and s.learner is not None)
-        assert state.waits == {"actor-0": "1.5 s: long", "learner": "waiting for the replay"}
-        assert state.lags == {"evaluator": 40}
+        assert state.waits == {
+            "actor-0": "1.5 s: long",
+            "actor-1": "the environment hangs: step has not returned",
+            "learner": "waiting for the replay",
+        }
+        assert state.lags == {"evaluator": 40, "actor-1": 0}
         assert {(peer.role, peer.run_id) for peer in replay.peers} == {(experience_pb2.ROLE_OPERATOR, "")}
         server.stop(0).wait()
         state = eventually(poller, lambda s: s.learner.silent_s > 0.3)

@@ -32,6 +32,14 @@ def test_ports_that_are_not_set_are_free_and_all_different():
             holder.bind(("127.0.0.1", port))
 
 
+def test_helpers_have_ports_like_actors():
+    endpoints = choose_endpoints(load(None, ["--helper.count", "2"]))
+    assert {"helper-0", "helper-1"} < set(endpoints.metrics)
+    port = free_port()
+    endpoints = choose_endpoints(load(None, ["--helper.count", "2", "--helper.metrics_port", str(port)]))
+    assert [endpoints.metrics[f"helper-{index}"] for index in range(2)] == [port, port + 1]
+
+
 def test_ports_that_are_set_are_kept():
     port, metrics = free_port(), free_port()
     flags = ["--learner.address", f"localhost:{port}", "--replay.metrics_port", str(metrics)]

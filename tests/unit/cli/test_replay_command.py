@@ -104,7 +104,7 @@ def test_a_mistaken_line_is_explained(words, says, capsys):
     ("words", "says"),
     [
         (["items", "elsewhere"], "shoal: 'elsewhere' is no address; write HOST:PORT"),
-        (["items", "10.0.0.1:7401"], "shoal: '10.0.0.1:7401' is not on loopback"),
+        (["items", "10.0.0.1:7401"], "shoal: 10.0.0.1:7401 is beyond this machine: set security.ca and security.token"),
         (
             ["items", "127.0.0.1:1", "--key", "3", "--actor", "a", "--max", "2"],
             "shoal: --key shows one item; leave out --max and --actor",

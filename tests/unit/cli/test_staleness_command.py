@@ -28,7 +28,7 @@ def _fill(run: Path, rows: int = 30) -> None:
 
 def _shown(run: Path) -> str:
     output = io.StringIO()
-    assert staleness_command.run(str(run), None, output) == 0
+    assert staleness_command.run([str(run)], output) == 0
     return output.getvalue()
 
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, Callable, Dict
 
 import numpy as np
@@ -9,12 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from services.common.batch import Batch
 from services.common.chunk import TERMINATED, TRUNCATED, VALID, ActorCounters
 from services.common.codec import (
     ChecksumError,
     chunk_checksum,
-    decode_batch,
     decode_chunk,
     decode_column,
     decode_schema,
@@ -22,10 +19,11 @@ from services.common.codec import (
     encode_chunk,
     encode_schema,
     encode_tensor,
-    fill_batch,
+    fill_chunk,
 )
+from services.common.packing import CODECS, pack
 from services.common.schema import DTYPES, ActionSpec, Schema, SchemaError, TensorSpec
-from shoal.v1 import experience_pb2, replay_pb2, tensor_pb2
+from shoal.v1 import experience_pb2, tensor_pb2
 from tests.fakes import SCHEMA, make_chunk, same
 
 ARRAYS = st.sampled_from(DTYPES).flatmap(lambda d: hnp.arrays(d, hnp.array_shapes(min_dims=0, min_side=0, max_side=4)))
@@ -196,46 +194,55 @@ def test_a_tensor_that_comes_twice_is_refused() -> None:
         decode_chunk(message)
 
 
-def _batch(n: int) -> Batch:
-    rng = np.random.default_rng(0)
-    return Batch(
-        keys=rng.integers(0, 99, n),
-        probability=rng.random(n),
-        priority=rng.random(n),
-        times_sampled=rng.integers(1, 9, n),
-        observation={"policy": rng.random((n, 2)).astype(np.float32)},
-        action=rng.random((n, 1)).astype(np.float32),
-        n_step_return=rng.random(n).astype(np.float32),
-        discount=rng.random(n).astype(np.float32),
-        next_observation={"policy": rng.random((n, 2)).astype(np.float32)},
-        policy_version=rng.integers(0, 9, n),
-        num_items=12,
-    )
+def _packed_chunk(codec: str) -> Any:
+    chunk = make_chunk(32, 8, flags=np.full((32, 8), VALID | TRUNCATED, np.uint8))
+    for column in (chunk.observation["camera"], chunk.final.observation["camera"]):
+        column[:] = 7
+    message = experience_pb2.Chunk()
+    fill_chunk(message, chunk, codec)
+    return chunk, message
 
 
-def _message(batch: Batch) -> replay_pb2.SampledBatch:
-    message = replay_pb2.SampledBatch()
-    fill_batch(message, batch)
-    return message
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+def test_images_are_packed_wherever_they_are_and_nothing_else_is(codec: str) -> None:
+    pytest.importorskip("lz4")
+    chunk, message = _packed_chunk(codec)
+    for tensors in (message.observation, message.final.observation):
+        how = {tensor.name: tensor.codec for tensor in tensors}
+        assert how == {"camera": CODECS[codec], "policy": tensor_pb2.CODEC_NONE}
+    assert message.action.codec == tensor_pb2.CODEC_NONE
+    assert message.crc32c == chunk_checksum(message)
+    assert same(decode_chunk(message), chunk)
+    assert same(decode_chunk(encode_chunk(chunk)), chunk)
 
 
-def test_a_batch_comes_back_bit_for_bit() -> None:
-    batch = _batch(3)
-    again = decode_batch(_message(batch), 12)
-    assert again.num_items == 12
-    assert again.stamps is None
-    for field in dataclasses.fields(Batch):
-        mine, its = getattr(batch, field.name), getattr(again, field.name)
-        if field.name == "stamps":
-            continue
-        if isinstance(mine, dict):
-            mine, its = mine["policy"], its["policy"]
-        np.testing.assert_array_equal(mine, its, err_msg=field.name)
-        assert np.asarray(its).dtype == np.asarray(mine).dtype
+def test_damage_of_a_packed_column_is_found_before_it_is_unpacked() -> None:
+    pytest.importorskip("lz4")
+    _, message = _packed_chunk("lz4")
+    message.observation[0].data = _flip(message.observation[0].data)
+    with pytest.raises(ChecksumError):
+        decode_chunk(message)
 
 
-def test_batch_columns_of_unlike_length_are_refused() -> None:
-    message = _message(_batch(3))
-    message.discount = message.discount[:4]
-    with pytest.raises(SchemaError, match="'discount' has 4 bytes"):
-        decode_batch(message, 12)
+@pytest.mark.parametrize("where", ["observation", "final"])
+def test_a_chunk_that_unpacks_beyond_all_bounds_is_refused(where: str) -> None:
+    pytest.importorskip("lz4")
+    _, message = _packed_chunk("zstd")
+    tensors = message.observation if where == "observation" else message.final.observation
+    for number in range(3):  # each within the bound, all of them beyond it
+        tensor = tensors.add(name=f"bomb{number}", dtype=tensor_pb2.D_TYPE_UINT8, shape=[100_000_000])
+        tensor.data, tensor.codec = pack(bytes(100_000_000), "zstd")
+    with pytest.raises(SchemaError, match="'bomb2' takes 100000000 bytes unpacked; 6"):
+        decode_chunk(_unchecked(message))
+
+
+def test_only_a_chunks_observations_may_be_packed() -> None:
+    pytest.importorskip("lz4")
+    data, codec = pack(bytes(4096), "lz4")
+    tensor = tensor_pb2.Tensor(name="x", dtype=tensor_pb2.D_TYPE_UINT8, shape=[4096], codec=codec, data=data)
+    with pytest.raises(SchemaError, match=r"packed with codec number 3; known is 1 \(none\)"):
+        decode_tensor(tensor)
+    _, message = _packed_chunk("none")
+    message.observation[0].codec = 9  # type: ignore[assignment]
+    with pytest.raises(SchemaError, match=r"packed with codec number 9; known is 1 \(none\), 2 \(zstd\) and 3 \(lz4\)"):
+        decode_chunk(_unchecked(message))

@@ -26,7 +26,7 @@ def _load(flags: str) -> None:
         ),
         (
             "@max_times_sampled 1 @capacity 2000 @min_size_to_sample 1 --env.lanes 10 --actor.count 2",
-            "draws 1024 items .* 1940 rows without open windows .* only 970 draws; raise the capacity to at least 2108",
+            "draws 2048 items .* 1940 rows without open windows .* only 970 draws; raise the capacity to at least 4156",
         ),
         (
             "@capacity 1000 @min_size_to_sample 761 @n_step 12 --env.lanes 10 --actor.count 2",
@@ -46,7 +46,7 @@ def test_sampling_that_deadlocks_or_has_no_effect_is_refused(flags: str, sentenc
     [
         "@selector fifo @max_times_sampled 1 @samples_per_insert 1",
         "@max_times_sampled 5 @samples_per_insert 4.5",
-        "@max_times_sampled 1 @capacity 2108 @min_size_to_sample 1 --env.lanes 10 --actor.count 2",
+        "@max_times_sampled 1 @capacity 4156 @min_size_to_sample 1 --env.lanes 10 --actor.count 2",
         "@capacity 1000 @min_size_to_sample 760 @n_step 12 --env.lanes 10 --actor.count 2",
         "@selector uniform @freshness_half_life_updates 5000",
     ],
@@ -61,9 +61,10 @@ BOUND = "--staleness.max_lag_updates"
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (f"{BOUND} 0", "max_lag_updates = 0 cannot hold: .* up to 32 updates behind; set it to at least 32"),
-        (f"{BOUND} 31", "every 20 updates .* 12 batches are drawn ahead .* 4 x .1 . learner.samples_in_flight 2"),
-        (f"{BOUND} 5 --learner.publish_period 1 --learner.samples_in_flight 4", "at least 21"),
+        (f"{BOUND} 0", "max_lag_updates = 0 cannot hold: .* up to 44 updates behind; set it to at least 44"),
+        (f"{BOUND} 43", "every 20 updates .* 24 batches are drawn ahead .* 8 x learner.samples_in_flight 3"),
+        (f"{BOUND} 23 --learner.publish_period 2s", "every 2s .* at least 24"),
+        (f"{BOUND} 5 --learner.publish_period 1 --learner.samples_in_flight 4", "at least 33"),
         (f"{BOUND} -1", "it must be at least 0"),
         (
             "--staleness.loss_half_life_updates 100 @freshness_half_life_updates 200",
@@ -79,11 +80,35 @@ def test_a_staleness_rule_that_cannot_hold_is_refused(flags: str, sentence: str)
 @pytest.mark.parametrize(
     "flags",
     [
-        f"{BOUND} 32",
-        f"{BOUND} 3 --learner.publish_period 1 --learner.batches_per_sample 1 --learner.samples_in_flight 1",
+        f"{BOUND} 44",
+        f"{BOUND} 24 --learner.publish_period 2s",
+        f"{BOUND} 2 --learner.publish_period 1 --learner.batches_per_sample 1 --learner.samples_in_flight 1",
         "--staleness.loss_half_life_updates 100",
         "@freshness_half_life_updates 200",
     ],
 )
 def test_a_staleness_rule_that_can_hold_is_allowed(flags: str) -> None:
     _load(flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (
+            "--env.lanes 15 --actor.lane_groups 2",
+            "env.lanes = 15 cannot be split evenly over actor.lane_groups = 2; choose a multiple",
+        ),
+        (
+            "--env.lanes 4096 --actor.chunk_steps 200",
+            r"a chunk of 819200 steps .* is too large: at most 524288; lower chunk_steps",
+        ),
+    ],
+)
+def test_lanes_that_cannot_be_split_or_sent_are_refused(flags: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        load(None, flags.split())
+
+
+def test_lane_groups_make_room_for_longer_chunks() -> None:
+    flags = "--env.lanes 4096 --actor.chunk_steps 200 --actor.lane_groups 2 --replay.capacity 3e6"
+    assert load(None, flags.split()).config.actor.lane_groups == 2

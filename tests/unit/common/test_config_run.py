@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any, Sequence
 
 import pytest
 
-from services.common.config.load import ConfigError, load
+from services.common.config.load import ConfigError, load, to_toml
 from services.common.config.run import RunConfig
-from services.common.config.values import check_address
+from services.common.config.values import PublishPeriod, check_address, is_loopback
 
 
 def _sentence(*flags: str) -> str:
@@ -35,7 +36,7 @@ def test_a_minimum_size_that_the_table_never_reaches_is_refused(min_size: int) -
 
 @pytest.mark.parametrize(
     ("samples_per_insert", "least"),
-    [("0.5", 1024.0), ("16", 2560.0)],  # one Sample of 4 x 256; one chunk of 16 lanes x 10 steps x 16
+    [("0.5", 2048.0), ("16", 2560.0)],  # one Sample of 8 x 256; one chunk of 16 lanes x 10 steps x 16
 )
 def test_an_error_buffer_that_deadlocks_is_refused_with_the_arithmetic(samples_per_insert: str, least: float) -> None:
     flags = ["--replay.samples_per_insert", samples_per_insert, "--replay.error_buffer"]
@@ -48,7 +49,7 @@ def test_an_error_buffer_that_deadlocks_is_refused_with_the_arithmetic(samples_p
 
 def test_the_chosen_error_buffer_covers_the_largest_calls_of_both_sides() -> None:
     draws = RunConfig()
-    assert draws.error_buffer == 2.0 * 256 * 4
+    assert draws.error_buffer == 2.0 * 256 * 8
     inserts = load(None, ["--replay.samples_per_insert", "32"]).config
     assert inserts.error_buffer == 2.0 * 32 * 10 * 16
 
@@ -143,12 +144,19 @@ def test_what_is_no_address_is_refused(address: str) -> None:
         check_address(address)
 
 
-@pytest.mark.parametrize("address", ["0.0.0.0:7401", "10.0.0.1:7401", "example.org:7401", "[::]:7401"])
-def test_an_address_beyond_loopback_is_refused(address: str) -> None:
-    with pytest.raises(ValueError, match="is not on loopback"):
-        check_address(address)
-    assert f"learner.address (flag --learner.address): {address!r}" in _sentence("--learner.address", address)
-    assert "replay.addresses (flag --replay.addresses)" in _sentence("--replay.addresses", address)
+@pytest.mark.parametrize(
+    ("address", "on_loopback"),
+    [
+        *((address, False) for address in ("0.0.0.0:7401", "10.0.0.1:7401", "example.org:7401", "[::]:7401")),
+        *((address, True) for address in ("127.0.0.1:7401", "localhost:0", "[::1]:7401")),
+    ],
+)
+def test_loopback_is_told_from_what_others_reach(address: str, on_loopback: bool) -> None:
+    assert check_address(address) == address
+    assert is_loopback(address) == on_loopback
+    config = load(None, ["--learner.address", address, "--replay.listen", address]).config
+    assert (config.learner.listens_at, config.replay.listens_at) == (address, address)
+    assert config.replay.addresses == ("127.0.0.1:7401",)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:7401", "localhost:0", "[::1]:7401"])
@@ -172,3 +180,53 @@ def test_the_settings_are_those_of_the_chosen_algorithm(name: str) -> None:
     config: Any = load(None, ["--algorithm.name", name, f"--{name}.hidden_sizes", "[7]"]).config
     assert config.algorithm_settings.hidden_sizes == (7,)
     assert type(config.algorithm_settings).__name__ == f"{name.capitalize()}Settings"
+
+
+@pytest.mark.parametrize(
+    ("text", "written", "period"),
+    [
+        ("20", 20, PublishPeriod(updates=20)),
+        ("1e3", 1000, PublishPeriod(updates=1000)),
+        ("2s", "2s", PublishPeriod(seconds=2.0)),
+        ('"0.5s"', "0.5s", PublishPeriod(seconds=0.5)),
+        ('"20"', 20, PublishPeriod(updates=20)),
+    ],
+)
+def test_a_period_is_a_number_of_updates_or_seconds(text: str, written: Any, period: PublishPeriod) -> None:
+    learner = load(None, ["--learner.publish_period", text]).config.learner
+    assert learner.publish_period == written
+    assert learner.publish_schedule == period
+
+
+@pytest.mark.parametrize(
+    "text", ["0", "-5", "2.5", "0s", "-2s", "2 s", "2m", "soon", "true", "[1]", "nan", "infs", "''"]
+)
+def test_another_period_is_refused_with_what_it_may_be(text: str) -> None:
+    sentence = _sentence("--learner.publish_period", text)
+    assert 'is no period; write a number of updates, as in 20, or seconds, as in "2s"' in sentence
+    assert sentence.startswith("learner.publish_period (flag ")
+
+
+def test_a_period_in_seconds_survives_the_resolved_run_file(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(to_toml(load(None, ["--learner.publish_period", "2s"]).config))
+    assert load(file).config.learner.publish_schedule == PublishPeriod(seconds=2.0)
+
+
+def test_an_evaluator_of_an_average_that_nobody_makes_is_refused() -> None:
+    sentence = _sentence("--evaluator.parameters", "average")
+    assert "evaluator.parameters = 'average' needs an averaged policy" in sentence
+    flags = ["--evaluator.parameters", "average", "--learner.average_rate", "0.005"]
+    assert load(None, flags).config.evaluator.parameters == "average"
+
+
+@pytest.mark.parametrize(
+    ("flag", "text", "reason"),
+    [
+        ("learner.average_rate", "1", "it must be less than 1"),
+        ("learner.average_rate", "-0.1", "it must be at least 0"),
+        ("learner.wire_dtype", "int8", "it must be 'float32', 'float16' or 'bfloat16'"),
+    ],
+)
+def test_rates_and_dtypes_that_are_none_are_refused(flag: str, text: str, reason: str) -> None:
+    assert reason in _sentence(f"--{flag}", text)

@@ -58,7 +58,7 @@ def test_the_endpoint_serves_every_metric_with_the_run(metrics: Metrics) -> None
 def test_a_busy_port_is_told_with_what_to_change(metrics: Metrics) -> None:
     port = metrics.serve(0, "learner.metrics_port")
     other: Any = Metrics("learner", "run-a")
-    with pytest.raises(UserError, match=f"cannot serve metrics on port {port}.*learner.metrics_port"):
+    with pytest.raises(UserError, match=f"cannot serve metrics on 127.0.0.1:{port}.*learner.metrics_port"):
         other.serve(port, "learner.metrics_port")
     other.stop()
 

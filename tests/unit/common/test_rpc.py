@@ -49,7 +49,7 @@ class Replay(replay_pb2_grpc.ReplayServiceServicer):
         return replay_pb2.GetReplayInfoResponse(run_id="here")
 
     def Sample(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
-        return replay_pb2.SampleResponse(batches=[replay_pb2.SampledBatch(keys=request.priorities.keys)])
+        return replay_pb2.SampleResponse(items=replay_pb2.SampledItems(keys=request.priorities.keys))
 
 
 @pytest.fixture
@@ -236,7 +236,7 @@ def test_messages_beyond_grpcs_own_limit_pass_both_ways(megabytes: float, serve:
     address = serve(replay_pb2_grpc.add_ReplayServiceServicer_to_server, Replay(lambda _context: None))
     with connect(address) as channel:
         answer = call_once(replay_pb2_grpc.ReplayServiceStub(channel).Sample, request, timeout_s=30)
-    assert answer.batches[0].keys == keys
+    assert answer.items.keys == keys
 
 
 def test_an_oversize_message_is_refused_where_it_is_made(serve: Serve, caller: Any) -> None:

@@ -1,15 +1,19 @@
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 from typing import Any, Dict
 
 import numpy as np
 import pytest
+import safetensors
 import safetensors.numpy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.common.sealed import seal, unseal
+from services.common.errors import UserError
+from services.common.sealed import seal, unseal, write_sealed
 
 TENSORS: Dict[str, Any] = {
     "scalar": np.array(7, np.int64),
@@ -82,3 +86,48 @@ def test_another_format_is_told(tmp_path: Path) -> None:
     file.write_bytes(safetensors.numpy.save({"a": np.zeros(1)}))
     with pytest.raises(ValueError, match="format version is None"):
         unseal(file)
+
+
+def test_a_sealed_file_is_written_as_it_is_sealed(tmp_path: Path) -> None:
+    write_sealed(tmp_path / "a" / "x", TENSORS, FACTS)
+    (tmp_path / "y").write_bytes(seal(TENSORS, FACTS))
+    (tensors, facts), (expected, its) = unseal(tmp_path / "a" / "x"), unseal(tmp_path / "y")
+    assert facts == its
+    assert set(tensors) == set(expected)
+    for name, tensor in expected.items():
+        np.testing.assert_array_equal(tensors[name], tensor)
+    assert [file.name for file in (tmp_path / "a").iterdir()] == ["x"]
+    assert (tmp_path / "a" / "x").stat().st_mode & 0o777 == 0o640 & ~_umask()
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk takes root")
+def test_a_disk_that_is_full_is_told_and_nothing_is_left(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(disk)], check=False)
+    if mounted.returncode:
+        pytest.skip("no file system may be mounted here")
+    try:
+        write_sealed(disk / "x", {"a": np.zeros(10)}, FACTS)
+        with pytest.raises(UserError, match=r"cannot write '.*/y': No space left on device; free some space"):
+            write_sealed(disk / "y", {"a": np.zeros(100_000)}, FACTS)
+        assert [file.name for file in disk.iterdir()] == ["x"]
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.mark.parametrize("said", ["I/O error: what (os error 28)", "IoError(Os { code: 28, kind: StorageFull })"])
+def test_an_error_of_the_system_keeps_its_number(said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_args: Any, **_options: Any) -> None:
+        raise safetensors.SafetensorError(f"Error while serializing: {said}")
+
+    monkeypatch.setattr(safetensors.numpy, "save_file", fail)
+    with pytest.raises(UserError, match="No space left on device; free some space"):
+        write_sealed(tmp_path / "x", TENSORS, FACTS)
+    assert list(tmp_path.iterdir()) == []

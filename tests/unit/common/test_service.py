@@ -9,21 +9,22 @@ import pytest
 
 PROCESS = """
 import sys
-from services.common.errors import Fenced
+from services.common.errors import Crash, Fenced
 from services.common.rpc import Stopped
 from services.common.service import main
 def run(config, lifecycle, log):
-    print("run", config.run.name, config.run.seed, flush=True)
+    print("run", config.run.name, config.run.seed, config.helper.chief, flush=True)
     how = sys.argv[1]
     if how == "stopped": raise Stopped
     if how == "crash": raise ZeroDivisionError("mended by a restart")
+    if how == "simulator": raise Crash("the environment ended the process")
     if how == "fenced": raise Fenced("a newer life")
     if how == "thread":
         def fail(): raise Fenced("heard from a thread")
         lifecycle.spawn("worker", fail)
         lifecycle.stopping.wait(5)
         raise Stopped
-sys.exit(main("demo", run, sys.argv[2:]))
+sys.exit(main("demo", run, sys.argv[2:], short_flags={"--chief": "--helper.chief"}))
 """
 
 
@@ -39,6 +40,7 @@ def _run(how: str, *arguments: str) -> Any:
         ("return", 0, ""),
         ("stopped", 0, ""),
         ("crash", 1, "ZeroDivisionError: mended by a restart"),
+        ("simulator", 1, "shoal demo: the environment ended the process"),
         ("fenced", 3, "shoal demo: a newer life"),
         ("thread", 3, "shoal demo: heard from a thread"),
     ],
@@ -48,7 +50,7 @@ def test_exit_codes(how: str, code: int, said: str, tmp_path: Path) -> None:
     file.write_text("[run]\nseed = 4\n")
     ended = _run(how, str(file))
     assert ended.returncode == code
-    assert ended.stdout.startswith("run arm 4\n")  # the file's stem names a run without a name
+    assert ended.stdout.startswith("run arm 4 \n")  # the file's stem names a run without a name
     assert said in ended.stderr
     assert ("Traceback" in ended.stderr) == (how == "crash")
 
@@ -62,4 +64,14 @@ def test_a_mistake_in_the_run_file_is_told_without_a_traceback() -> None:
 def test_help_needs_no_run_file() -> None:
     ended = _run("crash", "--help")
     assert ended.returncode == 0
-    assert ended.stdout.startswith("usage: shoal demo [FILE.toml]")
+    assert ended.stdout.startswith("usage: shoal demo [FILE.toml] [--chief VALUE] [--section.key VALUE ...]")
+
+
+@pytest.mark.parametrize("flags", [("--chief", "127.0.0.1:99"), ("--chief=127.0.0.1:99",)])
+def test_a_short_flag_stands_for_its_key(flags: Any) -> None:
+    assert _run("return", *flags).stdout.startswith("run shoal 1 127.0.0.1:99\n")
+    twice = _run("return", *flags, "--helper.chief", "127.0.0.1:98")
+    assert (twice.returncode, twice.stderr) == (
+        2,
+        "shoal demo: flag --helper.chief is given twice; leave one of them out\n",
+    )

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import threading
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, List
 
+import numpy as np
 import pytest
 
 from services.common.errors import UserError
-from services.common.lifecycle import Lifecycle
+from services.common.lifecycle import STOP_BUDGET_S, Lifecycle
 from services.learner.checkpoint import Checkpoint, CheckpointFolder
 from services.learner.checkpointer import Checkpointer
 from tests.conftest import Eventually
@@ -36,9 +39,13 @@ class Taker:
 
     def __init__(self) -> None:
         self.updates = 0
+        self.spares: List[Any] = []
 
-    def __call__(self) -> Checkpoint:
-        return _at(self.updates)
+    def __call__(self, spare: Any) -> Checkpoint:
+        self.spares.append(spare)
+        state = {"updates": np.zeros((), np.int64)} if spare is None else spare
+        state["updates"][...] = self.updates
+        return replace(_at(self.updates), state=state)
 
 
 @pytest.fixture
@@ -54,6 +61,56 @@ def test_one_is_written_each_period_beside_the_loop(parts: Any, clock: FakeClock
         checkpointer.save_if_due()
         eventually(lambda: len(folder.saved) == take.updates // 5)
     assert folder.saved == [5, 10]
+
+
+def test_memory_is_filled_again_only_once_its_checkpoint_is_written(
+    parts: Any, clock: FakeClock, eventually: Eventually
+) -> None:
+    folder, take, checkpointer = parts
+    folder.gate.clear()
+    for take.updates in (1, 2, 3):  # the first is not written yet: the others are put off
+        clock.now_s += 5
+        checkpointer.save_if_due()
+    assert len(take.spares) == 2  # one at the start, for its memory
+    assert take.spares[0] is None
+    folder.gate.set()
+    eventually(checkpointer._idle.is_set)
+    clock.now_s += 5
+    checkpointer.save_if_due()
+    eventually(checkpointer._idle.is_set)
+    checkpointer.finish()
+    assert take.spares[1] is not None
+    assert all(spare is take.spares[1] for spare in take.spares[2:])
+    assert len(take.spares) == 4
+    assert folder.saved == [1, 3, 3]
+
+
+def test_a_stop_with_one_on_its_way_takes_memory_of_its_own(parts: Any, clock: FakeClock) -> None:
+    _folder, take, checkpointer = parts
+    checkpointer._done.set()  # the thread has ended when the next one is handed to it
+    checkpointer._thread.join()
+    clock.now_s += 5
+    checkpointer.save_if_due()
+    checkpointer.finish()
+    assert [spare is None for spare in take.spares] == [True, False, True]
+
+
+def test_a_large_state_is_written_well_within_the_stop_budget(
+    tmp_path: Path, clock: FakeClock, lifecycle: Lifecycle, log: FakeLog
+) -> None:
+    """Ten million parameters with target and moments, while the last periodic checkpoint may be on its way too."""
+    state = {f"tensor-{k}": np.full(10_000_000, k, np.float32) for k in range(4)}
+    checkpoint = replace(_at(3), state=state)
+    folder = CheckpointFolder(tmp_path, log)  # type: ignore[arg-type]
+    checkpointer = Checkpointer(folder, lambda _spare: checkpoint, period_s=5.0, clock=clock, lifecycle=lifecycle)
+    clock.now_s += 5
+    checkpointer.save_if_due()
+    began_s = time.monotonic()
+    lifecycle.stop("SIGTERM")
+    checkpointer.finish()
+    assert time.monotonic() - began_s < STOP_BUDGET_S * 0.7
+    loaded: Any = folder.load_newest()
+    assert loaded.state["tensor-3"][-1] == 3
 
 
 def test_the_loop_is_not_held_by_a_slow_disk(parts: Any, clock: FakeClock, eventually: Eventually) -> None:
@@ -96,6 +153,6 @@ def test_a_disk_that_is_full_stops_the_process(clock: FakeClock, eventually: Eve
 
 def test_it_writes_real_files(tmp_path: Path, clock: FakeClock, lifecycle: Lifecycle, log: FakeLog) -> None:
     folder = CheckpointFolder(tmp_path, log)
-    Checkpointer(folder, lambda: _at(3), period_s=5.0, clock=clock, lifecycle=lifecycle).finish()
+    Checkpointer(folder, lambda _spare: _at(3), period_s=5.0, clock=clock, lifecycle=lifecycle).finish()
     loaded: Any = folder.load_newest()
     assert loaded.progress.updates == 3

@@ -11,10 +11,11 @@ from services.common.errors import UserError
 from services.common.metrics import Metrics
 from services.common.staleness_log import PARTS, read_rows
 from services.learner.data_staleness import DataStaleness
-from services.learner.parameter_store import ParameterStore, VersionReservation
+from services.learner.parameter_store import ACT, ParameterStore
 from services.learner.replay_client import DrawnBatch
 from services.learner.staleness import StalenessRules
 from services.learner.staleness_ledger import ROW_PERIOD_S
+from services.learner.version_reservation import VersionReservation
 from tests.fakes import FakeClock
 from tests.unit.learner.test_staleness import EVERY_TEN, stamps_of
 
@@ -79,7 +80,7 @@ def test_a_full_disk_is_said(tmp_path: Path, clock: FakeClock) -> None:
 
 def test_the_bound_holds_when_the_chief_comes_back_from_its_checkpoint(tmp_path: Path, clock: FakeClock) -> None:
     store = ParameterStore(VersionReservation(tmp_path / "versions.json"))
-    parameters = {"w": np.zeros(1, np.float32)}
+    parameters = {ACT: {"w": np.zeros(1, np.float32)}}
     old, new = (store.publish(parameters, updates).version for updates in (0, 80))
     again = ParameterStore(VersionReservation(tmp_path / "versions.json", new), store.history())
     later = again.publish(parameters, 80).version

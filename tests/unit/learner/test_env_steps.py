@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Optional
 
 import pytest
 
@@ -12,13 +12,27 @@ from shoal.v1 import replay_pb2
 from tests.conftest import Eventually
 
 
+class Statistics:
+    """Hears the answers, and wants no more moments when it has been told so."""
+
+    def __init__(self) -> None:
+        self.is_frozen = False
+        self.heard = 0
+
+    def note(self, info: replay_pb2.GetReplayInfoResponse) -> None:
+        assert info.ring_id
+        self.heard += 1
+
+
 class Replay:
     """Answers `info` as the replay's client does."""
 
     def __init__(self) -> None:
         self.ring_id, self.acknowledged, self.is_gone = 1, 0, False
+        self.statistics: Optional[Statistics] = None
 
-    def info(self) -> replay_pb2.GetReplayInfoResponse:
+    def info(self, *, with_moments: bool = False) -> replay_pb2.GetReplayInfoResponse:
+        assert with_moments == (self.statistics is not None and not self.statistics.is_frozen)
         if self.is_gone:
             raise Stopped
         response = replay_pb2.GetReplayInfoResponse(ring_id=self.ring_id)
@@ -50,9 +64,12 @@ def test_the_thread_polls_until_the_stop(
     monkeypatch.setattr(env_steps, "POLL_PERIOD_S", 0.01)
     replay: Any = Replay()
     steps = AcknowledgedSteps({})
-    thread = lifecycle.spawn("env-steps", lambda: steps.watch(replay, lifecycle))
+    statistics: Any = Statistics()
+    replay.statistics = statistics
+    thread = lifecycle.spawn("env-steps", lambda: steps.watch(replay, lifecycle, statistics))
     replay.acknowledged = 7
     eventually(lambda: steps.total == 7)
+    eventually(lambda: statistics.heard > 3)
     replay.is_gone = True
     eventually(lambda: not thread.is_alive())
     lifecycle.check()

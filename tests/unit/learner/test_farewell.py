@@ -10,7 +10,7 @@ from services.common.peer import Peer
 from services.common.run_folder import Evaluation
 from services.learner import farewell
 from services.learner.farewell import wait_for_readers
-from services.learner.parameter_service import Readers
+from services.learner.readers import Readers
 from shoal.v1 import experience_pb2, parameters_pb2
 from tests.conftest import Eventually
 from tests.fakes import RUN_ID, FakeClock, FakeLog
@@ -88,6 +88,22 @@ def test_an_actor_that_lives_but_does_not_ask_is_not_waited_for_long(
     waiting.start()
     _still_waits(waiting, log, eventually, ["actor-0"])
     clock.now_s += farewell.READERS_WAIT_S + 0.1
+    eventually(waiting.is_over)
+
+
+def test_many_readers_ask_seldom_and_are_given_the_time(
+    waiting: Waiting, log: FakeLog, clock: FakeClock, eventually: Eventually
+) -> None:
+    for number in range(200):
+        waiting.saw(ACTOR, f"actor-{number}", finished=number > 0)
+    wait_s = 2 * waiting.readers.ask_again_s
+    assert wait_s > 2 * farewell.READERS_WAIT_S
+    clock.now_s += farewell.LIVING_WITHIN_S + 1  # it is not this one's turn yet
+    waiting.start()
+    _still_waits(waiting, log, eventually, ["actor-0"])
+    clock.now_s += farewell.READERS_WAIT_S
+    assert not waiting.is_over()
+    waiting.saw(ACTOR, "actor-0", finished=True)
     eventually(waiting.is_over)
 
 

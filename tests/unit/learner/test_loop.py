@@ -1,16 +1,21 @@
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence, Tuple
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Tuple
 
 import numpy as np
 import pytest
 
+from services.agent.algorithm import NonFiniteUpdate, Update
 from services.common.batch import Batch
+from services.common.metrics import Metrics
 from services.common.rpc import Stopped
+from services.learner.batch_dump import BatchDump
 from services.learner.importance import importance_weights
 from services.learner.loop import train
+from services.learner.nan_guard import NanGuard, TooManyNonFiniteUpdates
 from services.learner.replay_client import DrawnBatch
-from tests.fakes import FakeLearner
+from tests.fakes import FakeLearner, FakeLog, FakeStaleness
 
 
 class Batches:
@@ -57,32 +62,28 @@ class Monitor:
         self.updates.append(updates)
 
 
-class Staleness:
-    """Leaves weights alone, and finds the batches `stale` too old."""
-
-    def __init__(self, stale: Sequence[int] = ()) -> None:
-        self.seen: List[Tuple[int, int]] = []
-        self._stale = stale
-
-    def weigh(self, drawn: DrawnBatch, updates: int, weights: Any) -> Any:
-        self.seen.append((drawn.table_id, updates))
-        return np.zeros_like(weights) if drawn.table_id in self._stale else weights
-
-
 def _train(
-    learner: FakeLearner, batches: Batches, staleness: Optional[Staleness] = None, **changes: Any
+    learner: FakeLearner, batches: Batches, staleness: Optional[FakeStaleness] = None, **changes: Any
 ) -> Tuple[Monitor, List[str]]:
     monitor = Monitor()
+    guard = NanGuard(
+        learner,  # type: ignore[arg-type]
+        BatchDump(Path("/dev/null/no folder"), FakeLog()),  # type: ignore[arg-type]
+        Metrics("learner", "run-a"),
+        FakeLog(),  # type: ignore[arg-type]
+        max_in_row=3,
+        report=batches.report,
+        on_stopped=lambda _count: None,
+    )
     events: Any = []
     arguments: Any = {
-        "publish": lambda: events.append(f"publish {learner.updates}"),
+        "publish_if_due": lambda: events.append(f"publish {learner.updates}"),
         "checkpoint_if_due": lambda: events.append(f"checkpoint {learner.updates}"),
         "max_updates": 5,
-        "publish_period": 2,
         "importance_exponent": 0.4,
         **changes,
     }
-    train(learner, batches, monitor, staleness or Staleness(), **arguments)  # type: ignore[arg-type]
+    train(learner, batches, guard, monitor, staleness or FakeStaleness(), **arguments)  # type: ignore[arg-type]
     return monitor, events
 
 
@@ -97,17 +98,9 @@ def test_one_update_a_batch_until_the_last_with_priorities_to_the_batch_they_bel
         np.testing.assert_array_equal(td_error, drawn.batch.keys)
 
 
-def test_publishing_has_its_period_and_checkpoints_are_asked_for_after_each_update() -> None:
+def test_publishing_and_checkpoints_are_asked_for_after_each_update() -> None:
     _, events = _train(FakeLearner(), Batches())
-    assert events == [
-        "checkpoint 1",
-        "publish 2",
-        "checkpoint 2",
-        "checkpoint 3",
-        "publish 4",
-        "checkpoint 4",
-        "checkpoint 5",
-    ]
+    assert events == [f"{what} {updates}" for updates in range(1, 6) for what in ("publish", "checkpoint")]
 
 
 def test_the_learner_gets_the_importance_weights_of_its_batch() -> None:
@@ -117,7 +110,7 @@ def test_the_learner_gets_the_importance_weights_of_its_batch() -> None:
 
 
 def test_a_batch_that_became_too_old_in_the_queue_is_not_trained_on() -> None:
-    learner, batches, staleness = FakeLearner(), Batches(), Staleness(stale=(1, 2))
+    learner, batches, staleness = FakeLearner(), Batches(), FakeStaleness(stale=(1, 2))
     monitor, _ = _train(learner, batches, staleness, max_updates=2)
     assert learner.updates == 2
     assert staleness.seen == [(0, 0), (1, 1), (2, 1), (3, 1)]  # with the updates before the step
@@ -138,3 +131,47 @@ def test_a_stop_ends_it_between_two_updates() -> None:
         _train(learner, batches)
     assert learner.updates == 2
     assert len(batches.reported) == 2
+
+
+class SickLearner(FakeLearner):
+    """Stops what it is told to, at the first step or, as a delayed policy, after the critics'."""
+
+    def __init__(self, sick: Dict[int, str]) -> None:
+        super().__init__()
+        self.attempts = 0
+        self._sick = sick  # attempt -> what happens at it
+
+    def update(self, batch: Batch, importance_weights: Any) -> Update:
+        self.attempts += 1
+        how = self._sick.get(self.attempts, "")
+        if how != "critics":
+            update = super().update(batch, importance_weights)
+        if how:
+            raise NonFiniteUpdate(f"the gradient of {how} is not finite")
+        return update
+
+
+def test_a_stopped_update_is_none_and_training_goes_on() -> None:
+    learner, batches = SickLearner({3: "critics", 4: "critics"}), Batches()
+    monitor, events = _train(learner, batches)
+    assert (learner.updates, learner.attempts) == (5, 7)
+    assert monitor.updates == [1, 2, 3, 4, 5]
+    assert [drawn.table_id for drawn, _ in batches.reported] == [0, 1, 4, 5, 6]
+    # Asked once for each update, and not for the two that came to nothing.
+    assert [event for event in events if event.startswith("publish")] == [f"publish {k}" for k in range(1, 6)]
+
+
+def test_one_whose_critics_moved_counts_and_is_published() -> None:
+    learner, batches = SickLearner({4: "policy", 5: "policy"}), Batches()
+    monitor, events = _train(learner, batches)
+    assert (learner.updates, learner.attempts) == (5, 5)
+    assert monitor.updates == [1, 2, 3]  # nothing is known of the others
+    assert [event for event in events if event.startswith("publish")] == [f"publish {k}" for k in range(1, 6)]
+
+
+def test_stopped_updates_without_end_end_the_training() -> None:
+    learner, batches = SickLearner(dict.fromkeys((1, 2, 4, 5, 6), "critics")), Batches()
+    with pytest.raises(TooManyNonFiniteUpdates, match=r"3 updates in a row were not finite .* gradient of critics"):
+        _train(learner, batches)
+    assert learner.attempts == 6  # two in a row, one that was sound, three in a row
+    assert learner.updates == 1

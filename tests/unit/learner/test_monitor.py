@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from services.agent.algorithm import Update
+from services.agent.health import TEXTS
 from services.common.batch import Batch
 from services.common.metrics import Metrics
 from services.common.run_folder import Evaluation, Progress
@@ -92,6 +93,13 @@ def test_lag_and_progress_are_shown(parts: Parts, clock: FakeClock) -> None:
     assert gauges["shoal_learner_item_lag_updates_count"] == 4
     assert gauges["shoal_learner_item_lag_updates_sum"] == 92
     assert gauges["shoal_learner_training_seconds"] == 7.0 + SHOW_PERIOD_S
+
+
+def test_what_the_algorithm_reports_has_its_sentence(parts: Parts) -> None:
+    parts.monitor.after_update(30, _batch(1, 2), _update(critic_clipped_share=0.5, q_drift=0.1))
+    helps = {family.name: family.documentation for family in parts.metrics.registry.collect()}
+    assert helps["shoal_learner_learning_q_drift"] == TEXTS["q_drift"][:1].upper() + TEXTS["q_drift"][1:] + "."
+    assert "clipped" in helps["shoal_learner_learning_critic_clipped_share"]
 
 
 def test_an_evaluation_is_drawn_once_at_its_updates(parts: Parts) -> None:

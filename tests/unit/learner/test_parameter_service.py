@@ -1,43 +1,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import List
 
 import numpy as np
 import pytest
 import safetensors.numpy
 
-from services.common.peer import Peer
 from services.common.run_folder import Evaluation, RunFolder
-from services.learner.parameter_service import ParameterServicer, Readers, Status
-from services.learner.parameter_store import ParameterStore, VersionReservation
-from shoal.v1 import experience_pb2, parameters_pb2
+from services.learner.parameter_service import ParameterServicer, Status
+from services.learner.parameter_store import ParameterStore
+from services.learner.readers import Readers
+from services.learner.version_reservation import VersionReservation
 from tests.fakes import RUN_ID, FakeClock, FakeLog
-
-
-def _saw(readers: Readers, name: str, *, version: int = 0, finished: bool = False) -> None:
-    peer = Peer(RUN_ID, experience_pb2.ROLE_ACTOR, name).to_proto()
-    request = parameters_pb2.GetManifestRequest(peer=peer, running_version=version, running_digest="d")
-    readers.saw(request, finished=finished)
-
-
-def test_a_rung_is_kept_over_lives_and_shared_when_all_are_taken(clock: FakeClock) -> None:
-    readers = Readers(clock, num_actors=3)
-    rungs = [readers.lease_rung(name) for name in ("a", "b", "c", "a", "d", "b", "d")]
-    assert rungs == [0, 1, 2, 0, 0, 1, 0]
-
-
-def test_readers_live_as_long_as_they_ask(clock: FakeClock) -> None:
-    readers = Readers(clock, num_actors=3)
-    _saw(readers, "a", version=4)
-    clock.now_s += 5
-    _saw(readers, "b")
-    assert [reader.peer.name for reader in readers.living(5.0)] == ["a", "b"]
-    clock.now_s += 1
-    assert [reader.peer.name for reader in readers.living(5.0)] == ["b"]
-    _saw(readers, "a", version=5, finished=True)
-    living: List[int] = [reader.version for reader in readers.living(5.0) if reader.told_finished]
-    assert living == [5]
 
 
 def test_damaged_best_parameters_stop_nobody_and_are_told(tmp_path: Path, clock: FakeClock, log: FakeLog) -> None:

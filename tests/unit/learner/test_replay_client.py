@@ -150,11 +150,14 @@ def test_batches_are_those_of_the_table(client: ReplayClient, replay: Replay) ->
 def test_draws_run_ahead_by_a_bounded_number(client: ReplayClient, replay: Replay, eventually: Eventually) -> None:
     replay.fill()
     client.start(SCHEMA)
-    eventually(lambda: client.depth == K and len(replay.samples) >= 2)
+    eventually(lambda: client.depth == 2 * K)
     for _ in range(20):
         time.sleep(0.01)  # nothing must come: there is nothing to wait for
-        assert client.depth <= K
-    assert len(replay.samples) <= 3  # two calls in flight, and one that filled the queue
+        assert client.depth == 2 * K
+    assert len(replay.samples) == 2  # no call is made whose batches would wait in vain
+    for taken in range(1, 2 * K + 1):
+        client.next()
+        eventually(lambda calls=2 + taken // K: len(replay.samples) == calls)  # type: ignore[misc]
 
 
 def test_priorities_go_back_with_the_next_draw(client: ReplayClient, replay: Replay, eventually: Eventually) -> None:
@@ -276,11 +279,30 @@ def test_another_schema_stops_the_process(client: ReplayClient, replay: Replay, 
         client.next()
 
 
-@pytest.mark.parametrize(("batch_size", "fits"), [(512, 1), (100, 5), (64, 8), (4096, 1)])
-def test_a_call_asks_for_fewer_batches_of_large_rows(batch_size: int, fits: int) -> None:
+@pytest.mark.parametrize(("batch_size", "fits"), [(512, 1), (100, 5), (64, 9), (4096, 1)])
+def test_large_rows_make_few_batches(batch_size: int, fits: int) -> None:
     images = Schema((TensorSpec("camera", "uint8", (84, 84, 4)),), ActionSpec((-1.0,), (1.0,)))
-    assert replay_client.batches_of_a_call(8, batch_size, images) == fits
-    assert replay_client.batches_of_a_call(8, batch_size, SCHEMA) == 8
+    assert replay_client.batches_in(32 << 20, batch_size, images) == fits
+    assert replay_client.batches_in(32 << 20, batch_size, SCHEMA) > 64
+
+
+def test_a_call_that_brings_rows_asks_for_fewer_batches_of_large_ones(
+    make_client: Any, replay: Replay, serve: Serve, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+) -> None:
+    replay.fill()
+    row_bytes = sum(2 * spec.num_bytes for spec in SCHEMA.observation)
+    monkeypatch.setattr(replay_client, "MAX_ROW_BYTES", 2 * N * row_bytes - 1)
+    monkeypatch.setattr(replay_client, "MAX_WAITING_BYTES", 3 * N * row_bytes)
+    client = make_client(serve(ADD, replay), batches_per_sample=K, samples_in_flight=4)
+    client.start(SCHEMA)
+    eventually(lambda: client.depth >= 3)
+    most = len(replay.samples)
+    for _ in range(20):
+        time.sleep(0.01)  # nothing must come: there is no memory for more
+        assert client.depth <= 3 + 4  # what waited, and the calls that were under way
+    assert len(replay.samples) <= most + 4
+    assert {request.num_batches for request in replay.samples} == {1}
+    assert len(client.next().batch) == N
 
 
 def test_batches_carry_stamps_and_their_own_way(

@@ -7,8 +7,8 @@ from typing import Any, List
 import numpy as np
 import pytest
 
-from services.replay.quarantine import SickLane
-from services.replay.quarantine_dump import QuarantineDump, load_dump
+from services.common.sick_lane import SickLane, load_dump
+from services.replay.quarantine_dump import QuarantineDump
 
 
 class FakeLog:

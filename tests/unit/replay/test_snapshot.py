@@ -139,21 +139,23 @@ def test_a_full_disk_leaves_no_half_copy(make_durable: Any, feed: Any, tmp_path:
 
 
 def test_traffic_goes_on_and_every_copy_is_consistent(make_durable: Any, make_chunk: Any, tmp_path: Path) -> None:
-    durable = make_durable(capacity=1 << 18)
+    # A lap of the writer, which never pauses, takes some ten times as long as a copy.
+    capacity = 1 << 15
+    durable = make_durable(capacity=capacity)
     stop, inserted = threading.Event(), [0]
 
     def write() -> None:
         while not stop.is_set():
             durable.table.insert("a", 1, make_chunk(T=16, sequence=inserted[0], time_outs=[(3, 0)]), max_wait_s=0.0)
             inserted[0] += 1
-            time.sleep(0.0005)  # 60,000 rows a second at most: a copy is to be made before they come round again
 
     thread = threading.Thread(target=write)
     thread.start()
     copies = []
     try:
         for number in range(4):
-            until = inserted[0] + 400
+            # The first copy is of a ring that is not full, the others meet one whose oldest rows are being overwritten.
+            until = (400, capacity // 32)[number > 0] + 400 * number
             while inserted[0] < until:
                 time.sleep(0.001)
             copies.append((durable.table.snapshot(tmp_path / f"copy-{number}"), inserted[0]))

@@ -1,0 +1,1 @@
+"""Gradients on their way to the chief, beside what people use today."""

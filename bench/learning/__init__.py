@@ -1,0 +1,1 @@
+"""Does compressing gradients change what is learned? Whole training runs, arm against arm, over seeds."""

@@ -1,0 +1,1 @@
+"""Asynchronous training beside lockstep training of the same recipe on the same machine."""

@@ -1,0 +1,157 @@
+"""Fetching parameters from the chief: the newest set alone, in checked parts, taken whole or not at all.
+
+Actors, evaluators and helping learners share it:
+
+    caller = Caller("chief", address, lifecycle.stopping, log)
+    role = parameters_pb2.PARAMETER_ROLE_LEARN
+    download = ParameterDownload(caller, peer=peer, role=role, stopping=lifecycle.stopping, log=log)
+    manifest = download.fetch()          # one call if there is nothing newer, or if the set fits into one part
+    newest = download.newest             # ParameterSet(version, updates, digest, parameters, chief_incarnation) or None
+
+`fetch` asks once for what is newer than `newest`. A set of several parts is fetched part by part, each with its CRC32C,
+and the whole has a digest. A set that a newer one superseded meanwhile is left for the newer one; a damaged part or set
+is fetched again. `newest` changes at the end of a download, at once, to another frozen object.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Callable, Optional
+
+import google_crc32c
+
+from services.common.log import Log
+from services.common.parameter_set import ParameterSet, decode_set, digest_of
+from services.common.peer import Peer
+from services.common.rpc import Caller, Refused, Stopped
+from shoal.v1 import parameters_pb2, parameters_pb2_grpc
+
+CALL_TIMEOUT_S = 5.0
+PART_BYTES = 1024 * 1024  # what a reader that stops reading may hold of the chief's memory
+MAX_SET_BYTES = 8 * 1024**3  # beyond it a manifest is damaged, or not ours
+RETRY_S = 0.1  # between a damaged answer and the next question
+
+
+class ParameterDownload:
+    """Keeps the newest set of one role at hand; one slot, no queue. One thread fetches, any may read `newest`."""
+
+    def __init__(
+        self,
+        caller: Caller,
+        *,
+        peer: Peer,
+        role: parameters_pb2.ParameterRole.ValueType,
+        stopping: threading.Event,
+        log: Log,
+        part_bytes: int = PART_BYTES,
+        waiting_for: Callable[[], str] = lambda: "",
+    ) -> None:
+        """Connect to nothing yet.
+
+        Args:
+            caller: calls the chief and repeats what is not answered; its owner closes it.
+            peer: who fetches, as the chief lists it.
+            role: which set: PARAMETER_ROLE_ACT, _LEARN or _AVERAGE.
+            stopping: ends the pause before a damaged answer is asked for again.
+            log: told of damaged answers.
+            part_bytes: bytes of one call at most.
+            waiting_for: what the process waits for, in one sentence or none; told to the chief, whom people ask.
+        """
+        self._caller = caller
+        self._stub = parameters_pb2_grpc.ParameterServiceStub(caller.channel)
+        self._peer = peer
+        self._role = role
+        self._stopping = stopping
+        self._log = log
+        self._part_bytes = part_bytes
+        self._waiting_for = waiting_for
+        self._newest: Optional[ParameterSet] = None
+
+    @property
+    def newest(self) -> Optional[ParameterSet]:
+        """The newest set at hand, None before the first; its arrays are read-only."""
+        return self._newest
+
+    def fetch(self) -> parameters_pb2.GetManifestResponse:
+        """Ask the chief once, and take the newest set if it is newer than the one at hand.
+
+        Returns:
+            What the chief answered: `run_state`, `chief_incarnation`, `actor_index`, `num_actors`,
+            `ask_again_seconds`, and whether a set was `available` (then it is `newest` now).
+
+        Raises:
+            Stopped: the process is to end; `newest` is what it was.
+            Refused: the chief will not serve this caller (another run, another protocol version, a set that this run
+                does not publish), or its set cannot be read.
+        """
+        while True:
+            answer = self._caller.call(self._stub.Get, self._first_request(), timeout_s=CALL_TIMEOUT_S)
+            manifest = answer.manifest
+            if not manifest.available:
+                return manifest
+            if manifest.size_bytes > MAX_SET_BYTES:
+                raise Refused(f"the chief announces parameters of {manifest.size_bytes} bytes; more than can be right")
+            data = self._collect(answer)
+            if data is None:
+                continue  # a newer version came meanwhile
+            if digest_of(data) != manifest.digest:
+                self._say_damaged("the parameters do not match their digest: fetched again", manifest.version)
+                continue
+            self._newest = self._decode(manifest, data)
+            return manifest
+
+    def _first_request(self) -> parameters_pb2.GetParametersRequest:
+        current = self._newest
+        return parameters_pb2.GetParametersRequest(
+            peer=self._peer.to_proto(),
+            role=self._role,
+            max_bytes=self._part_bytes,
+            newer_than=current.version if current else 0,
+            running_version=current.version if current else 0,
+            running_digest=current.digest if current else "",
+            waiting_for=self._waiting_for(),
+        )
+
+    def _collect(self, first: parameters_pb2.GetParametersResponse) -> Optional[bytes]:
+        """All parts of the set that `first` begins; None when it was superseded."""
+        manifest, part = first.manifest, first
+        parts = bytearray()
+        while True:
+            room = manifest.size_bytes - len(parts)
+            if part.data and len(part.data) <= room and google_crc32c.value(part.data) == part.crc32c:
+                parts += part.data
+            else:
+                self._say_damaged("a part of the parameters was damaged: fetched again", manifest.version)
+            if len(parts) == manifest.size_bytes:
+                return bytes(parts)
+            request = parameters_pb2.GetParametersRequest(
+                peer=self._peer.to_proto(),
+                role=self._role,
+                version=manifest.version,
+                offset_bytes=len(parts),
+                max_bytes=self._part_bytes,
+            )
+            part = self._caller.call(self._stub.Get, request, timeout_s=CALL_TIMEOUT_S)
+            if part.superseded:
+                return None
+
+    def _decode(self, manifest: parameters_pb2.GetManifestResponse, data: bytes) -> ParameterSet:
+        try:
+            parameters = decode_set(data)
+        except ValueError as error:  # its digest is right: another fetch would bring the same
+            raise Refused(
+                f"version {manifest.version} of the chief cannot be read: {error}; install the same version of shoal "
+                "on both"
+            ) from None
+        return ParameterSet(
+            version=manifest.version,
+            updates=manifest.updates,
+            digest=manifest.digest,
+            parameters=parameters,
+            chief_incarnation=manifest.chief_incarnation,
+        )
+
+    def _say_damaged(self, what: str, version: int) -> None:
+        self._log.warning(what, version=version)
+        if self._stopping.wait(RETRY_S):
+            raise Stopped

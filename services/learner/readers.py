@@ -1,0 +1,116 @@
+"""Who fetches parameters: which version and digest each reader runs, and the rungs of the ladder that actors lease."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Callable, Dict, List, Set, Tuple, Union
+
+from shoal.v1 import experience_pb2, parameters_pb2
+
+FORGET_S = 600.0  # a reader that is silent for longer is gone, and its rung is free
+MAX_QUESTIONS_PER_S = 20.0  # of all readers together for a version that there may not be; each costs about 1 ms of CPU
+MAX_SENTENCE = 300  # characters that are kept of what a reader says about itself
+MAX_ASK_AGAIN_S = 15.0  # beyond some hundred readers the end of training must still reach them soon
+
+Question = Union[parameters_pb2.GetManifestRequest, parameters_pb2.GetParametersRequest]
+
+
+@dataclass
+class Reader:
+    """A process that fetches parameters."""
+
+    peer: experience_pb2.Peer
+    role: parameters_pb2.ParameterRole.ValueType  # of the set that it fetches
+    version: int  # what it runs; 0: nothing yet
+    digest: str
+    waiting_for: str  # in its own words; empty: nothing
+    digest_differs: bool  # from that of the version as it was published
+    seen_at: float
+    told_finished: bool
+    unheeded: int  # questions in a row that were answered with a newer set while it went on with this version
+
+
+class Readers:
+    """The readers that were heard of lately. Thread-safe."""
+
+    def __init__(self, clock: Callable[[], float], num_actors: int) -> None:
+        self._clock = clock
+        self._num_actors = num_actors
+        self._lock = threading.Lock()
+        self._readers: Dict[str, Reader] = {}
+        self._rungs: Dict[str, int] = {}
+        self._mismatches: Set[Tuple[str, int, int]] = set()
+        self.mismatches_total = 0
+
+    def saw(
+        self, question: Question, *, finished: bool, offered: bool = False, published_digest: str = ""
+    ) -> Tuple[Reader, bool]:
+        """Note a reader's question.
+
+        Args:
+            question: what it sent.
+            finished: whether the answer says that training is finished.
+            offered: whether the answer brings it another set.
+            published_digest: of the version that it says it runs; empty where that is not known, as after a restart.
+
+        Returns:
+            The reader, and whether it is the first time that this life of it runs something else than this version.
+        """
+        now, peer, version = self._clock(), question.peer, question.running_version
+        reader = Reader(
+            peer=peer,
+            role=question.role,
+            version=version,
+            digest=question.running_digest,
+            waiting_for=question.waiting_for[:MAX_SENTENCE],
+            digest_differs=bool(version and published_digest and question.running_digest != published_digest),
+            seen_at=now,
+            told_finished=finished,
+            unheeded=int(offered),
+        )
+        with self._lock:
+            before = self._readers.get(peer.name)
+            if offered and before and (before.peer.incarnation, before.version) == (peer.incarnation, version):
+                reader.unheeded += before.unheeded
+            self._readers[peer.name] = reader
+            self._forget_silent(now)
+            key = (peer.name, peer.incarnation, version)
+            is_new = reader.digest_differs and key not in self._mismatches
+            if is_new:
+                self._mismatches.add(key)
+                self.mismatches_total += 1
+        return reader, is_new
+
+    def _forget_silent(self, now: float) -> None:
+        for name in [name for name, one in self._readers.items() if now - one.seen_at > FORGET_S]:
+            del self._readers[name]
+            self._rungs.pop(name, None)
+            self._mismatches = {key for key in self._mismatches if key[0] != name}
+
+    def lease_rung(self, name: str) -> int:
+        """The ladder's rung of actor `name`: the same in each of its lives, shared once all are taken.
+
+        A rung whose actor is gone is leased to the next newcomer.
+        """
+        with self._lock:
+            if name not in self._rungs:
+                taken = list(self._rungs.values())
+                self._rungs[name] = min(range(self._num_actors), key=taken.count)
+            return self._rungs[name]
+
+    def living(self, within_s: float) -> List[Reader]:
+        """Readers that asked within the last `within_s` seconds."""
+        now = self._clock()
+        with self._lock:
+            return [reader for reader in self._readers.values() if now - reader.seen_at <= within_s]
+
+    def silence_s(self, reader: Reader) -> float:
+        """Seconds since the reader asked."""
+        return self._clock() - reader.seen_at
+
+    @property
+    def ask_again_s(self) -> float:
+        """After how long a reader should ask again: all of them together ask no more than so often."""
+        with self._lock:
+            return min(MAX_ASK_AGAIN_S, len(self._readers) / MAX_QUESTIONS_PER_S)

@@ -1,0 +1,264 @@
+"""The helper's view of its chief: which base it is given, and when it joins anew."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any, Callable, Iterator, Optional
+
+import numpy as np
+import pytest
+
+from services.common.config.gradients import GradientsSection
+from services.common.errors import EXIT_USER
+from services.common.lifecycle import Lifecycle
+from services.common.metrics import Metrics
+from services.common.parameter_set import ParameterSet
+from services.common.peer import Peer
+from services.common.rpc import Refused, Server, Stopped
+from services.common.run_folder import RunFolder
+from services.learner.chief_client import ChiefClient
+from services.learner.collaboration import Collaboration
+from services.learner.parameter_service import ParameterServicer, Status, add_to_server
+from services.learner.parameter_store import ParameterStore
+from services.learner.readers import Readers
+from services.learner.version_reservation import VersionReservation
+from shoal.v1 import experience_pb2, gradients_pb2, gradients_pb2_grpc, parameters_pb2
+from tests.conftest import Eventually
+from tests.fakes import RUN_ID, FakeLog
+
+DIGEST = "0123456789abcdef"
+
+
+class Learner:
+    """Enough of one for pushes to be expected."""
+
+    updates = 0
+
+    def state(self) -> Any:
+        return {"online.w": np.zeros(2, np.float32)}
+
+
+class Chief:
+    """One life of a chief: its parameter service and its gradient service, and no training."""
+
+    def __init__(self, folder: Path, incarnation: int, address: str = "127.0.0.1:0", **changes: Any) -> None:
+        log = FakeLog()
+        self.status = Status(run_state=parameters_pb2.RUN_STATE_TRAINING)
+        self.store = ParameterStore(VersionReservation(folder / "versions.json"))
+        self.updates = 0
+        servicer = ParameterServicer(
+            run_id=RUN_ID,
+            incarnation=incarnation,
+            store=self.store,
+            readers=Readers(time.monotonic, 1),
+            folder=RunFolder(folder),
+            status=self.status,
+            num_actors=1,
+            max_updates=10,
+            waiting_for=lambda: "",
+            fail=pytest.fail,
+            log=log,
+        )
+        self.collaboration = Collaboration(
+            GradientsSection(**changes),
+            num_planned=1,
+            run_id=RUN_ID,
+            incarnation=incarnation,
+            metrics=Metrics("learner", RUN_ID),
+            log=log,
+        )
+        learner: Any = Learner()
+        self.collaboration.begin(learner, DIGEST, lambda: 0, threading.Event())
+        self.exchange = self.collaboration._exchange
+        self.server = Server(address, max_workers=16, option_name="test")
+        self.server.add(add_to_server, servicer)
+        self.server.add(gradients_pb2_grpc.add_GradientServiceServicer_to_server, self.collaboration.servicer)
+        self.server.start()
+
+    def publish(self) -> int:
+        """Open the next base, and return its version."""
+        self.updates += 1
+        version = self.store.publish_learn({"w": np.full(2, self.updates, np.float32)}, self.updates).version
+        self.exchange.open(version, self.updates)
+        return version
+
+    def stop(self) -> None:
+        self.collaboration.end("the test is over")
+        self.server.stop(0)
+
+
+@pytest.fixture
+def chief(tmp_path: Path) -> Iterator[Chief]:
+    made = Chief(tmp_path, 11, lease_s=0.6)
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def client(chief: Chief, lifecycle: Lifecycle) -> Iterator[ChiefClient]:
+    made = ChiefClient(
+        chief.server.address,
+        peer=Peer(RUN_ID, experience_pb2.ROLE_HELPER, "helper-0"),
+        schema_digest=DIGEST,
+        first_sequence=5,
+        lifecycle=lifecycle,
+        log=FakeLog(),
+    )
+    yield made
+    made.close()
+
+
+class Asked:
+    """`next_base` on a thread."""
+
+    def __init__(self, client: ChiefClient) -> None:
+        self.base: Optional[ParameterSet] = None
+        self.error: Optional[BaseException] = None
+        self._thread = threading.Thread(target=self._ask, args=(client,))
+        self._thread.start()
+
+    def _ask(self, client: ChiefClient) -> None:
+        try:
+            self.base = client.next_base()
+        except BaseException as error:  # noqa: BLE001 (the test looks at it)
+            self.error = error
+
+    def is_waiting(self) -> bool:
+        return self._thread.is_alive()
+
+    def result(self) -> Optional[ParameterSet]:
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+        if self.error is not None:
+            raise self.error
+        return self.base
+
+
+def test_it_takes_part_from_the_next_base_on_and_is_given_each_once(
+    chief: Chief, client: ChiefClient, eventually: Eventually
+) -> None:
+    before = chief.publish()
+    asked = Asked(client)
+    eventually(lambda: chief.exchange.num_living == 1)
+    eventually(lambda: client.waiting_for == "waiting for the chief's next step")
+    assert asked.is_waiting()
+    version = chief.publish()
+    assert version > before
+    base = asked.result()
+    assert base is not None
+    assert (base.version, base.updates, base.chief_incarnation) == (version, 2, 11)
+    np.testing.assert_array_equal(base.parameters["w"], [2, 2])
+    assert client.waiting_for == ""
+    client._used_version = base.version  # it was pushed on
+    again = Asked(client)
+    time.sleep(0.2)
+    assert again.is_waiting()
+    newest = chief.publish()
+    found = again.result()
+    assert found is not None
+    assert found.version == newest
+
+
+def test_while_it_waits_its_lease_does_not_end(chief: Chief, client: ChiefClient, eventually: Eventually) -> None:
+    asked = Asked(client)
+    eventually(lambda: chief.exchange.num_living == 1)
+    until = time.monotonic() + 1.5  # more than two leases
+    while time.monotonic() < until:
+        assert chief.exchange.num_living == 1
+        time.sleep(0.02)
+    chief.publish()
+    assert asked.result() is not None
+    time.sleep(0.8)  # it computes for too long
+    assert chief.exchange.num_living == 0
+
+
+def test_a_chief_that_is_finished_ends_it(chief: Chief, client: ChiefClient, eventually: Eventually) -> None:
+    asked = Asked(client)
+    eventually(lambda: chief.exchange.num_living == 1)
+    chief.status.run_state = parameters_pb2.RUN_STATE_FINISHED
+    assert asked.result() is None
+
+
+def test_a_stop_ends_the_wait(chief: Chief, client: ChiefClient, lifecycle: Lifecycle, eventually: Eventually) -> None:
+    asked = Asked(client)
+    eventually(lambda: chief.exchange.num_living == 1)
+    lifecycle.stop("the test says so")
+    with pytest.raises(Stopped):
+        asked.result()
+
+
+@pytest.mark.parametrize("told_by", ["a push", "a join", "a fetch"])
+def test_a_base_of_an_earlier_life_is_never_given_by_a_later_one(
+    told_by: str, chief: Chief, client: ChiefClient, tmp_path: Path, eventually: Eventually
+) -> None:
+    asked = Asked(client)
+    eventually(lambda: chief.exchange.num_living == 1)
+    chief.publish()
+    base = asked.result()
+    assert base is not None
+    chief.stop()
+    second = Chief(tmp_path, 12, chief.server.address, lease_s=0.6)
+    if told_by == "a push":
+        assert client.push(base, 0, None) == gradients_pb2.PUSH_STATUS_CHIEF_RESTARTED
+        assert client.sequence == 5
+    elif told_by == "a join":
+        client._renew_at_s = 0.0
+    else:
+        client._renew_at_s = time.monotonic() + 60
+    again = Asked(client)
+    eventually(lambda: second.exchange.num_living == 1)
+    assert again.is_waiting()
+    version = second.publish()
+    found = again.result()
+    assert found is not None
+    assert (found.version, found.chief_incarnation) == (version, 12)
+    assert version > base.version
+    second.stop()
+
+
+def test_a_gradient_that_takes_longer_than_the_lease_is_told_what_to_change(
+    chief: Chief, lifecycle: Lifecycle, eventually: Eventually
+) -> None:
+    log = FakeLog()
+    client = ChiefClient(
+        chief.server.address,
+        peer=Peer(RUN_ID, experience_pb2.ROLE_HELPER, "helper-0"),
+        schema_digest=DIGEST,
+        first_sequence=1,
+        lifecycle=lifecycle,
+        log=log,
+    )
+    for late_s in (0.0, 0.8):
+        asked = Asked(client)
+        eventually(lambda: chief.exchange.num_living == 1)
+        chief.publish()
+        base = asked.result()
+        assert base is not None
+        time.sleep(late_s)
+        chief.publish()
+        assert client.push(base, 0, None) == gradients_pb2.PUSH_STATUS_TOO_STALE
+    (warning,) = log.events("warning")
+    assert warning.startswith("a gradient took longer than the chief's gradients.lease_s: it does not wait so long")
+    client.close()
+
+
+def test_one_helper_too_many_is_a_mistake_to_mend(
+    tmp_path: Path, lifecycle: Lifecycle, free_address: Callable[[], str]
+) -> None:
+    chief = Chief(tmp_path, 11, max_helpers=1)
+    chief.exchange.join("other", 1)
+    client = ChiefClient(
+        chief.server.address,
+        peer=Peer(RUN_ID, experience_pb2.ROLE_HELPER, "helper-0"),
+        schema_digest=DIGEST,
+        first_sequence=1,
+        lifecycle=lifecycle,
+        log=FakeLog(),
+    )
+    with pytest.raises(Refused, match=r"helper-0 is refused; raise gradients\.max_helpers") as caught:
+        client.next_base()
+    assert caught.value.exit_code == EXIT_USER
+    client.close()
+    chief.stop()

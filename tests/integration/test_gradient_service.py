@@ -1,0 +1,549 @@
+"""Helpers' pushes over real connections: taken once, refused for a reason, and never in the way of others."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Dict, Iterator, List
+
+import numpy as np
+import pytest
+
+from services.agent.algorithm import Contribution, Update
+from services.common.batch import Batch
+from services.common.config.gradients import GradientsSection
+from services.common.errors import Fenced
+from services.common.lifecycle import Lifecycle
+from services.common.metrics import Metrics
+from services.common.parameter_set import ParameterSet
+from services.common.peer import Peer
+from services.common.rpc import Refused, Server, Unavailable, call_once, connect
+from services.learner.chief_client import ChiefClient
+from services.learner.collaboration import Collaboration
+from services.learner.gradients import GradientEncoder
+from services.learner.gradients.wire import extend_checksum
+from shoal.v1 import experience_pb2, gradients_pb2, gradients_pb2_grpc
+from tests.conftest import Eventually
+from tests.fakes import RUN_ID, FakeLog
+
+DIGEST = "0123456789abcdef"
+SHAPES = {"q.0.weight": (40, 30), "q.0.bias": (30,)}
+Status = gradients_pb2.PushStatus
+BATCH: Any = [None] * 8  # eight items; what they are matters to nobody here
+
+
+class Learner:
+    """Its parameters are the sum of what was applied; its own gradient is zero."""
+
+    def __init__(self) -> None:
+        self.updates = 0
+        self.applied: List[Dict[str, Any]] = []
+
+    def state(self) -> Dict[str, Any]:
+        return {"updates": np.zeros(()), **{f"online.{name}": np.zeros(shape) for name, shape in SHAPES.items()}}
+
+    def update(self, batch: Batch, weights: Any) -> Update:
+        self.updates += 1
+        return Update(np.zeros(len(batch), np.float32))
+
+    def compute(self, batch: Batch, weights: Any) -> Contribution:
+        return Contribution(
+            {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}, np.zeros(len(batch), np.float32)
+        )
+
+    def apply(self, gradients: Any, rate_scale: float = 1.0) -> Dict[str, float]:
+        self.updates += 1
+        self.applied.append({name: gradient.copy() for name, gradient in gradients.items()})
+        return {}
+
+
+class Chief:
+    """One life of a chief that serves gradients; `steps` of it are taken on a thread of the test's."""
+
+    def __init__(
+        self, *, address: str = "127.0.0.1:0", incarnation: int = 11, first: int = 100, **changes: Any
+    ) -> None:
+        self.learner: Any = Learner()
+        self.incarnation = incarnation
+        self.log = FakeLog()
+        self.metrics = Metrics("learner", RUN_ID)
+        self._version = first
+        settings = GradientsSection(**{"lease_s": 30.0, "max_helpers": 3, **changes})
+        self.collaboration = Collaboration(
+            settings, num_planned=2, run_id=RUN_ID, incarnation=incarnation, metrics=self.metrics, log=self.log
+        )
+        self.exchange = self.collaboration._exchange
+        self.server = Server(address, max_workers=2 + self.collaboration.num_threads, option_name="test")
+        self.server.add(gradients_pb2_grpc.add_GradientServiceServicer_to_server, self.collaboration.servicer)
+        self.server.start()
+        self.stopping = threading.Event()
+        self.updater: Any = None
+
+    def begin(self) -> None:
+        self.updater = self.collaboration.begin(self.learner, DIGEST, self._publish, self.stopping)
+
+    def step(self) -> None:
+        self.updater.update(BATCH, np.ones(8, np.float32))
+
+    def _publish(self) -> int:
+        self._version += 1
+        return self._version
+
+    def count(self, name: str) -> float:
+        value = self.metrics.registry.get_sample_value(f"shoal_learner_gradient_{name}", {"run": RUN_ID})
+        assert value is not None, name
+        return value
+
+    def stop(self) -> None:
+        self.stopping.set()
+        self.collaboration.end("the test is over")
+        self.server.stop(0)
+
+
+class Pusher:
+    """A helper's calls, one by one."""
+
+    def __init__(self, chief: Chief, name: str = "helper-0", incarnation: int = 1, digest: str = DIGEST) -> None:
+        self.peer = Peer(RUN_ID, experience_pb2.ROLE_HELPER, name, incarnation).to_proto(digest)
+        self.channel = connect(chief.server.address)
+        self.stub = gradients_pb2_grpc.GradientServiceStub(self.channel)
+        self._chief = chief
+
+    def join(self) -> Any:
+        return call_once(self.stub.Join, gradients_pb2.JoinRequest(peer=self.peer), timeout_s=10)
+
+    def request(self, sequence: int = 1, value: float = 1.0, **changes: Any) -> Any:
+        encoder = GradientEncoder("int8", 1024, False, "zlib")
+        encoded = encoder.encode({name: np.full(shape, value, np.float32) for name, shape in SHAPES.items()})
+        fields: Dict[str, Any] = {
+            "peer": self.peer,
+            "sequence": sequence,
+            "base_version": self._chief.exchange.newest_version,
+            "chief_incarnation": self._chief.incarnation,
+            "num_samples": 8,
+            "segments": encoded.segments,
+            "crc32c": encoded.crc32c,
+            **changes,
+        }
+        return gradients_pb2.PushRequest(**fields)
+
+    def push(self, request: Any, timeout_s: float = 20.0) -> Any:
+        return call_once(self.stub.Push, request, timeout_s=timeout_s)
+
+    def pending(self) -> bool:
+        helper = self._chief.exchange._helpers.find(self.peer.name)
+        return helper is not None and helper.is_pending and helper.num_waiting > 0
+
+    def close(self) -> None:
+        self.channel.close()
+
+
+@pytest.fixture
+def chief() -> Iterator[Chief]:
+    made = Chief()
+    made.begin()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def pusher(chief: Chief) -> Iterator[Pusher]:
+    made = Pusher(chief)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(16) as pool:
+        yield pool
+
+
+def open_base(chief: Chief, *pushers: Pusher) -> None:
+    """Let helpers take part, and open a base that they count in, with a step that they abstain from."""
+    for pusher in pushers:
+        pusher.join()
+    chief.exchange.open(chief._publish(), chief.learner.updates)
+
+
+def test_a_gradient_becomes_the_step_and_is_answered_with_the_next_base(
+    chief: Chief, pusher: Pusher, threads: ThreadPoolExecutor, eventually: Eventually
+) -> None:
+    joined = pusher.join()
+    assert (joined.chief_incarnation, joined.newest_version) == (11, 0)
+    assert joined.mode == gradients_pb2.GRADIENT_MODE_SYNCHRONOUS
+    step = threads.submit(chief.step)  # publishes the first base, and waits
+    eventually(lambda: chief.collaboration.waiting_for)
+    assert "waiting for the gradient of helper-0 (lease ends in " in chief.collaboration.waiting_for
+    response = pusher.push(pusher.request(value=2.0))
+    step.result(10)
+    assert (response.status, response.newest_version) == (Status.PUSH_STATUS_ACCEPTED, 102)
+    (applied,) = chief.learner.applied
+    np.testing.assert_allclose(applied["q.0.weight"], 1.0, rtol=1e-2)  # the mean with the chief's zeros
+    assert chief.count("accepted_total") == 1
+    assert 0 < chief.count("received_bytes_total") < 4 * 1230 == chief.count("raw_bytes_total")
+
+
+def test_a_push_whose_connection_breaks_after_it_arrived_is_applied_once(
+    chief: Chief, pusher: Pusher, threads: ThreadPoolExecutor, eventually: Eventually
+) -> None:
+    open_base(chief, pusher)
+    request = pusher.request()
+    threads.submit(pusher.push, request)
+    eventually(pusher.pending)
+    pusher.close()  # nobody hears the answer
+    eventually(lambda: not pusher.pending())
+    again = Pusher(chief)
+    resent = threads.submit(again.push, request)
+    eventually(again.pending)
+    chief.step()
+    assert resent.result(10).status == Status.PUSH_STATUS_ACCEPTED
+    assert len(chief.learner.applied) == 1
+    np.testing.assert_allclose(chief.learner.applied[0]["q.0.weight"], 0.5, rtol=1e-2)
+    # And once more after the step: the first answer, and nothing waits for the next one.
+    assert again.push(request).status == Status.PUSH_STATUS_ACCEPTED
+    assert not chief.exchange._contributions._shares  # type: ignore[attr-defined]
+    again.close()
+
+
+def test_the_base_of_an_earlier_life_no_longer_exists(chief: Chief, pusher: Pusher) -> None:
+    open_base(chief, pusher)
+    response = pusher.push(pusher.request(chief_incarnation=10))
+    assert response.status == Status.PUSH_STATUS_CHIEF_RESTARTED
+    assert "earlier life of the chief" in response.reason
+    assert chief.count("chief_restarted_total") == 1
+
+
+def test_a_newer_life_takes_over_and_the_older_is_told_to_stop(
+    chief: Chief, pusher: Pusher, threads: ThreadPoolExecutor, eventually: Eventually
+) -> None:
+    open_base(chief, pusher)
+    old = threads.submit(pusher.push, pusher.request(value=5.0))
+    eventually(pusher.pending)
+    newer = Pusher(chief, incarnation=2)
+    newer.join()
+    response = old.result(10)
+    assert response.status == Status.PUSH_STATUS_FENCED
+    assert "a newer life of helper-0 has taken over" in response.reason
+    assert pusher.push(pusher.request(2)).status == Status.PUSH_STATUS_FENCED
+    assert pusher.join().fenced
+    chief.step()
+    np.testing.assert_array_equal(chief.learner.applied[0]["q.0.weight"], 0.0)  # nothing of the older's
+    newer.close()
+
+
+def test_a_step_goes_on_when_the_lease_of_a_dead_helper_ends(
+    threads: ThreadPoolExecutor, eventually: Eventually
+) -> None:
+    chief = Chief(lease_s=0.5)
+    chief.begin()
+    living, dead = Pusher(chief), Pusher(chief, "dead")
+    open_base(chief, living, dead)
+    dead.close()
+    answer = threads.submit(living.push, living.request())
+    began = time.monotonic()
+    chief.step()
+    assert 0.1 < time.monotonic() - began < 3
+    assert answer.result(10).status == Status.PUSH_STATUS_ACCEPTED
+    living.close()
+    chief.stop()
+
+
+def test_who_abstains_does_not_hold_the_step_up(
+    chief: Chief, pusher: Pusher, threads: ThreadPoolExecutor, eventually: Eventually
+) -> None:
+    open_base(chief, pusher)
+    answer = threads.submit(pusher.push, pusher.request(num_samples=0, segments=[], crc32c=0))
+    eventually(pusher.pending)
+    chief.step()
+    assert answer.result(10).status == Status.PUSH_STATUS_ACCEPTED
+    assert chief.count("abstained_total") == 1
+    assert chief.count("contributors") == 1
+
+
+def test_what_is_not_finite_is_refused_once_and_for_all_and_the_step_goes_on(chief: Chief, pusher: Pusher) -> None:
+    open_base(chief, pusher)
+    sick = GradientEncoder("none", 1024, False, "none").encode(
+        {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
+    )
+    sick.segments[0].data = np.full(SHAPES[sick.segments[0].tensor], np.nan, np.float32).tobytes()
+    crc = 0
+    for segment in sick.segments:
+        crc = extend_checksum(crc, segment, segment.scales, segment.data)
+    request = pusher.request(segments=sick.segments, crc32c=crc)
+    for _ in range(2):
+        response = pusher.push(request)
+        assert response.status == Status.PUSH_STATUS_NON_FINITE
+        assert "NaN" in response.reason
+    chief.step()  # waits for nobody
+    np.testing.assert_array_equal(chief.learner.applied[0]["q.0.bias"], 0.0)
+    assert chief.count("non_finite_total") == 2
+
+
+def test_damaged_bytes_are_asked_for_again_and_the_same_sequence_is_then_taken(
+    chief: Chief, pusher: Pusher, threads: ThreadPoolExecutor, eventually: Eventually
+) -> None:
+    open_base(chief, pusher)
+    request = pusher.request()
+    damaged = pusher.request(crc32c=request.crc32c ^ 1)
+    response = pusher.push(damaged)
+    assert response.status == Status.PUSH_STATUS_BAD_CHECKSUM
+    answer = threads.submit(pusher.push, request)
+    eventually(pusher.pending)
+    chief.step()
+    assert answer.result(10).status == Status.PUSH_STATUS_ACCEPTED
+    assert chief.count("bad_checksum_total") == 1
+
+
+def test_a_late_gradient_is_too_stale(chief: Chief, pusher: Pusher) -> None:
+    open_base(chief, pusher)
+    late = pusher.request()
+    chief.exchange.open(chief._publish(), 1)
+    response = pusher.push(late)
+    assert response.status == Status.PUSH_STATUS_TOO_STALE
+    assert response.reason == "the gradient is of version 101, and the chief takes gradients of 102"
+
+
+def wrong_shape(pusher: Pusher) -> Any:
+    encoded = GradientEncoder("none", 1024, False, "none").encode({"q.0.bias": np.zeros(31, np.float32)})
+    return pusher.request(segments=encoded.segments, crc32c=encoded.crc32c)
+
+
+def oversize(pusher: Pusher) -> Any:
+    request = pusher.request()
+    request.segments[0].data = b"\0" * 200_000
+    return request
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (wrong_shape, r"has shape \[31\], the parameter \[30\]"),
+        (oversize, r"has 20\d+ bytes in 2 segments; the parameters take 70948 in 2 at most"),
+        (lambda pusher: pusher.request(num_samples=0), "is of 0 items and 2 segments"),
+        (lambda pusher: pusher.request(num_samples=2**31), "of 1 to 16777216 items"),
+        (lambda pusher: pusher.request(sequence=0), "counted from 1"),
+    ],
+)
+def test_a_push_that_cannot_be_right_is_refused_for_good(
+    chief: Chief, pusher: Pusher, make: Any, sentence: str
+) -> None:
+    open_base(chief, pusher)
+    with pytest.raises(Refused, match=sentence):
+        pusher.push(make(pusher))
+    chief.step()  # waits for nobody
+    assert chief.count("invalid_total") == 1
+
+
+def test_a_further_helper_is_refused_with_a_sentence(chief: Chief) -> None:
+    pushers = [Pusher(chief, f"helper-{number}") for number in range(4)]
+    for pusher in pushers[:3]:
+        pusher.join()
+    with pytest.raises(Refused, match=r"3 helpers take part.*raise gradients.max_helpers"):
+        pushers[3].join()
+    with pytest.raises(Refused, match=r"gradients\.max_helpers"):
+        pushers[3].push(pushers[3].request(base_version=1))
+    for pusher in pushers:
+        pusher.close()
+
+
+def test_who_is_no_helper_of_this_run_is_refused(chief: Chief, pusher: Pusher) -> None:
+    stranger = Pusher(chief, digest="f" * 16)
+    with pytest.raises(Refused, match="batches of schema ffffffffffffffff, the chief of 0123456789abcdef"):
+        stranger.join()
+    stranger.peer.role = experience_pb2.ROLE_ACTOR
+    with pytest.raises(Refused, match="is no helper"):
+        stranger.join()
+    stranger.peer.run_id = "other"
+    with pytest.raises(Refused, match="belongs to run 'other'"):
+        stranger.join()
+    stranger.close()
+
+
+def test_before_the_first_actor_a_helper_is_asked_to_come_again() -> None:
+    chief = Chief()
+    pusher = Pusher(chief)
+    with pytest.raises(Unavailable, match="waits for the first actor"):
+        pusher.join()
+    chief.begin()
+    assert pusher.join().chief_incarnation == 11
+    pusher.close()
+    chief.stop()
+
+
+def test_cancelled_calls_leave_nothing_behind(chief: Chief, pusher: Pusher, eventually: Eventually) -> None:
+    """Pushes that are cancelled while they wait, over and over: one gradient a helper is kept, no thread, no memory."""
+    open_base(chief, pusher)
+    request = pusher.request()
+
+    def cancel(times: int) -> None:
+        for _ in range(times):
+            call = pusher.stub.Push.future(request, timeout=20)
+            eventually(pusher.pending)
+            call.cancel()
+            eventually(lambda: not pusher.pending())
+
+    cancel(20)  # the first ones fill pools
+    gc.collect()
+    threads_before = threading.active_count()
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    cancel(150)
+    gc.collect()
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert threading.active_count() <= threads_before
+    assert after - before < 100_000  # a gradient alone has 5 kB: 150 of them would show
+    assert chief.exchange.check_valid() is None
+    chief.step()
+    assert len(chief.learner.applied) == 1
+
+
+def test_waiting_pushes_leave_threads_for_others(
+    chief: Chief, threads: ThreadPoolExecutor, eventually: Eventually
+) -> None:
+    pushers = [Pusher(chief, f"helper-{number}") for number in range(3)]
+    absent = pushers[0]
+    open_base(chief, *pushers)
+    for pusher in pushers[1:]:
+        # Two calls each: the first one's client is gone, and the chief does not know yet.
+        for _ in range(2):
+            threads.submit(pusher.push, pusher.request())
+    eventually(lambda: all(chief.exchange._helpers.find(p.peer.name).num_waiting == 2 for p in pushers[1:]))  # type: ignore[union-attr]
+    began = time.monotonic()
+    absent.join()
+    assert time.monotonic() - began < 2
+    threads.submit(absent.push, absent.request())
+    chief.step()
+    for pusher in pushers:
+        pusher.close()
+
+
+# The helper's client
+
+
+def client_of(chief: Chief, lifecycle: Lifecycle, incarnation: int = 1, name: str = "helper-0") -> ChiefClient:
+    return ChiefClient(
+        chief.server.address,
+        peer=Peer(RUN_ID, experience_pb2.ROLE_HELPER, name, incarnation),
+        schema_digest=DIGEST,
+        first_sequence=1,
+        lifecycle=lifecycle,
+        log=FakeLog(),
+    )
+
+
+def encoded_ones() -> Any:
+    return GradientEncoder("int8", 1024, False, "zlib").encode({n: np.ones(s, np.float32) for n, s in SHAPES.items()})
+
+
+def test_a_client_sends_the_same_bytes_until_its_chief_is_there_and_hears_that_it_is_another(
+    lifecycle: Lifecycle, threads: ThreadPoolExecutor, eventually: Eventually
+) -> None:
+    first = Chief()
+    first.begin()
+    client = client_of(first, lifecycle)
+    client._join()
+    first.exchange.open(101, 0)
+    pushed = threads.submit(client.push, ParameterSet(101, 0, "d", {}, 11), 8, encoded_ones())
+    eventually(lambda: first.exchange._contributions._shares)  # type: ignore[attr-defined]
+    first.server.stop(0)  # killed with the gradient in its memory
+    eventually(lambda: "waiting for the chief" in client.waiting_for)
+    second = Chief(address=first.server.address, incarnation=12, first=2000)
+    second.begin()
+    assert pushed.result(20) == Status.PUSH_STATUS_CHIEF_RESTARTED
+    assert client._joined == 0  # it will join anew
+    client.close()
+    second.stop()
+    first.stop()
+
+
+def test_a_client_waits_on_over_many_calls(
+    lifecycle: Lifecycle, threads: ThreadPoolExecutor, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.learner.gradient_service.PUSH_WAIT_S", 0.05)
+    chief = Chief()
+    chief.begin()
+    client = client_of(chief, lifecycle)
+    client._join()
+    chief.exchange.join("slow", 1)
+    chief.exchange.open(101, 0)
+    pushed = threads.submit(client.push, ParameterSet(101, 0, "d", {}, 11), 8, encoded_ones())
+    eventually(lambda: chief.count("pending_total") > 3)
+    eventually(lambda: "waiting for the gradient of slow" in client.waiting_for)
+    chief.exchange.leave("slow", 1)
+    chief.step()
+    assert pushed.result(10) == Status.PUSH_STATUS_ACCEPTED
+    assert len(chief.learner.applied) == 1
+    assert client.waiting_for == ""
+    client.close()
+    chief.stop()
+
+
+def test_a_fenced_client_ends(chief: Chief, lifecycle: Lifecycle) -> None:
+    older, newer = client_of(chief, lifecycle, 1), client_of(chief, lifecycle, 2)
+    older._join()
+    newer._join()
+    with pytest.raises(Fenced):
+        older._join()
+    with pytest.raises(Fenced):
+        older.push(ParameterSet(101, 0, "d", {}, 11), 0, None)
+    older.close()
+    newer.close()
+
+
+def test_a_client_that_leaves_is_not_waited_for(chief: Chief, lifecycle: Lifecycle) -> None:
+    client = client_of(chief, lifecycle)
+    client._join()
+    assert chief.count("helpers") == 1
+    client.leave()
+    assert chief.count("helpers") == 0
+    client.close()
+
+
+def test_a_stop_gives_a_push_under_way_a_last_chance(
+    chief: Chief, threads: ThreadPoolExecutor, eventually: Eventually
+) -> None:
+    life = Lifecycle()
+    client = client_of(chief, life)
+    client._join()
+    chief.exchange.open(101, 0)
+    pushed = threads.submit(client.push, ParameterSet(101, 0, "d", {}, 11), 8, encoded_ones())
+    eventually(lambda: chief.exchange._contributions._shares)  # type: ignore[attr-defined]
+    life.stop("the test says so")
+    chief.step()
+    assert pushed.result(10) == Status.PUSH_STATUS_ACCEPTED
+    client.close()
+
+
+def test_asynchronous_pushes_are_answered_at_once(threads: ThreadPoolExecutor) -> None:
+    chief = Chief(mode="asynchronous", accumulate=3, max_lag_updates=1)
+    assert [event for event in chief.log.events("warning") if "late gradients hurt" in event]
+    chief.begin()
+    pusher = Pusher(chief)
+    assert pusher.join().mode == gradients_pb2.GRADIENT_MODE_ASYNCHRONOUS
+    chief.step()
+    base = chief.exchange.newest_version
+    assert pusher.push(pusher.request(1)).status == Status.PUSH_STATUS_ACCEPTED
+    chief.step()
+    assert chief.learner.updates == 1
+    response = pusher.push(pusher.request(2, base_version=base))
+    assert (response.status, response.weight) == (Status.PUSH_STATUS_SCALED, 0.5)
+    chief.step()
+    chief.step()
+    assert chief.learner.updates == 2
+    assert pusher.push(pusher.request(3, base_version=base)).status == Status.PUSH_STATUS_TOO_STALE
+    pusher.close()
+    chief.stop()
+
+
+def test_too_few_places_for_the_contributors_are_warned_of() -> None:
+    chief = Chief(mode="asynchronous", accumulate=2)
+    assert [event for event in chief.log.events("warning") if "gradients.accumulate is less" in event]
+    chief.stop()
+    chief = Chief(mode="asynchronous", accumulate=3)
+    assert not [event for event in chief.log.events("warning") if "gradients.accumulate is less" in event]
+    chief.stop()

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from services.common.config.security import SecuritySection
+from services.common.errors import UserError
+from services.common.security.transport import client_security, server_security
+from tests.unit.common.security.conftest import MakeSection
+
+HERE, BEYOND = "127.0.0.1:7401", "10.0.0.1:7401"
+
+
+def test_on_loopback_nothing_is_asked_for() -> None:
+    nothing = SecuritySection()
+    assert client_security(nothing, HERE, "localhost:1").ca is None
+    made = server_security(nothing, HERE, "[::1]:2")
+    assert (made.credentials(), made.book, made.ssl_context()) == (None, None, None)
+
+
+@pytest.mark.parametrize("lacks", ["ca", "token"])
+def test_calls_beyond_the_machine_take_a_ca_and_a_token(lacks: str, section: MakeSection) -> None:
+    with pytest.raises(UserError, match=f"{BEYOND} is beyond this machine: set security.ca and security.token"):
+        client_security(section(**{lacks: ""}), HERE, BEYOND)
+    assert client_security(section(**{lacks: ""}, insecure=True), BEYOND) is not None
+    assert client_security(section(), BEYOND).token is not None
+
+
+@pytest.mark.parametrize("lacks", ["certificate", "key", "tokens"])
+def test_listening_beyond_the_machine_takes_certificate_and_tokens(lacks: str, section: MakeSection) -> None:
+    for address in ("0.0.0.0:7401", BEYOND):
+        with pytest.raises(UserError, match=f"listening on {address} is open to other machines: set security.cert"):
+            server_security(section(**{lacks: ""}), HERE, address)
+    if lacks == "tokens":
+        assert server_security(section(tokens="", insecure=True), BEYOND).book is None
+    assert server_security(SecuritySection(insecure=True), BEYOND).credentials() is None
+    assert server_security(section(), BEYOND).book is not None
+
+
+def test_the_files_are_checked_where_they_are_named(section: MakeSection, tmp_path: Path) -> None:
+    missing = str(tmp_path / "none.pem")
+    for key in ("certificate", "key"):
+        with pytest.raises(UserError, match=rf"security\.{key} = '.*none.pem' cannot be read"):
+            server_security(section(**{key: missing}), HERE)
+        with pytest.raises(UserError, match="belong together: set both"):
+            server_security(section(**{key: ""}), HERE)
+    with pytest.raises(UserError, match=r"security\.ca = '.*none.pem' cannot be read"):
+        client_security(section(ca=missing), HERE)
+    with pytest.raises(UserError, match="are not a certificate and its key"):
+        server_security(section(certificate=section().ca), HERE)
+    with pytest.raises(UserError, match=r"security\.tokens = '.*none.pem' cannot be read"):
+        server_security(section(tokens=missing), HERE)
+    with pytest.raises(UserError, match=r"security\.mutual asks for clients' certificates: set security\.ca"):
+        server_security(section(mutual=True, ca=""), HERE)
+
+
+def test_systemds_credentials_stand_in_for_files_that_are_not_named(
+    section: MakeSection, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, source in (("shoal-token", "learner.token"), ("shoal-tokens", "tokens.toml")):
+        (tmp_path / name).write_text((folder / source).read_text())
+        (tmp_path / name).chmod(0o400)
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+    unnamed = section(token="", tokens="")
+    token, book = client_security(unnamed, BEYOND).token, server_security(unnamed, BEYOND).book
+    assert token is not None
+    assert book is not None
+    assert book.role_of(token()) == "learner"
+    named = client_security(section("actor"), BEYOND).token
+    assert named is not None
+    assert book.role_of(named()) == "actor"

@@ -1,0 +1,114 @@
+"""The endpoint that Prometheus reads, over real sockets."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any, Iterator, Tuple
+
+import pytest
+from prometheus_client import CollectorRegistry, Gauge
+
+from services.common.metrics_server import MAX_READERS, MetricsServer
+from services.common.security.transport import LISTEN_IN_THE_CLEAR, ServerSecurity, server_security
+from tests.unit.common.security.conftest import MakeSection, folder, section
+
+__all__ = ["folder", "section"]
+
+
+def _serving(security: ServerSecurity) -> MetricsServer:
+    registry = CollectorRegistry()
+    Gauge("depth", "A depth.", registry=registry).set(7)
+    server = MetricsServer("127.0.0.1", 0, "x.metrics_port", registry, security)
+    server.start()
+    return server
+
+
+@pytest.fixture
+def plain() -> Iterator[MetricsServer]:
+    server = _serving(LISTEN_IN_THE_CLEAR)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def guarded(section: MakeSection) -> Iterator[MetricsServer]:
+    server = _serving(server_security(section(), "127.0.0.1:0"))
+    yield server
+    server.stop()
+
+
+def _read(url: str, context: Any = None, token: str = "") -> Tuple[int, str]:
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})  # noqa: S310
+    try:
+        with urllib.request.urlopen(request, timeout=5, context=context) as answer:  # noqa: S310
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_on_loopback_anybody_reads(plain: MetricsServer) -> None:
+    status, text = _read(f"http://127.0.0.1:{plain.port}/metrics")
+    assert (status, "depth 7.0" in text) == (200, True)
+
+
+def test_with_tokens_monitor_and_operator_read_and_nobody_else(guarded: MetricsServer, folder: Path) -> None:
+    url = f"https://127.0.0.1:{guarded.port}/metrics"
+    context = ssl.create_default_context(cafile=str(folder / "ca.pem"))
+    answers = {
+        role: _read(url, context, (folder / f"{role}.token").read_text().strip())
+        for role in ("monitor", "operator", "actor", "learner", "evaluator")
+    }
+    assert [answers[role][0] for role in ("monitor", "operator")] == [200, 200]
+    assert "depth 7.0" in answers["monitor"][1]
+    for role in ("actor", "learner", "evaluator"):
+        assert answers[role] == (403, f"these metrics are for a token of monitor, not of {role}\n")
+    for token in ("", "guess"):
+        assert _read(url, context, token) == (401, "these metrics are for a token of monitor or operator\n")
+    with pytest.raises(urllib.error.URLError):  # a reader that does not know the CA
+        _read(url, ssl.create_default_context(), "x")
+
+
+def test_a_peer_that_says_nothing_or_nonsense_holds_nobody_up(guarded: MetricsServer, folder: Path) -> None:
+    silent = [socket.create_connection(("127.0.0.1", guarded.port), 5) for _ in range(MAX_READERS - 1)]
+    silent[0].sendall(b"GET / HTTP/1.0\r\n\r\n")  # in the clear
+    context = ssl.create_default_context(cafile=str(folder / "ca.pem"))
+    token = (folder / "monitor.token").read_text().strip()
+    began = time.monotonic()
+    assert _read(f"https://127.0.0.1:{guarded.port}/metrics", context, token)[0] == 200
+    assert time.monotonic() - began < 3
+    for connection in silent:
+        connection.close()
+
+
+def test_readers_are_bounded(plain: MetricsServer) -> None:
+    threads = threading.active_count()
+    silent = [socket.create_connection(("127.0.0.1", plain.port), 5) for _ in range(3 * MAX_READERS)]
+    time.sleep(0.5)
+    assert threading.active_count() <= threads + MAX_READERS
+    refused = 0
+    for connection in silent:
+        connection.settimeout(0.2)
+        try:
+            refused += connection.recv(1) == b""
+        except OSError:
+            pass
+        connection.close()
+    assert refused >= 2 * MAX_READERS
+    deadline = time.monotonic() + 10
+    while _tried(plain) != 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def _tried(server: MetricsServer) -> int:
+    try:
+        return _read(f"http://127.0.0.1:{server.port}/metrics")[0]
+    except OSError:
+        return 0
