@@ -62,7 +62,7 @@ def main() -> int:
     parser.add_argument("--run-file", default="configs/arm_reach.toml")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--helpers", type=int, default=2)
-    parser.add_argument("--updates", type=int, default=3000)
+    parser.add_argument("--updates", type=int, default=5000)
     parser.add_argument("--out", type=Path, default=Path(".cache/bench/learning.jsonl"))
     options = parser.parse_args()
     lines: List[Dict[str, Any]] = [{"kind": "machine", **describe()}]
