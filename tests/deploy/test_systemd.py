@@ -41,7 +41,7 @@ min_size_to_sample = 1000
 
 [learner]
 address = "learner.lab:7402"
-max_updates = 100000
+max_updates = 10_000_000
 batch_size = 128
 
 [metrics]
@@ -83,8 +83,8 @@ class Cluster:
         )
 
     def updates(self) -> int:
-        """Of the learner, by its progress file."""
-        text = self["box2"].run("cat /var/lib/shoal/runs/machines/progress.json", check=False)
+        """Behind the last version that was judged."""
+        text = self["box2"].run("tail -n 1 /var/lib/shoal/runs/machines/evaluations.jsonl", check=False)
         with contextlib.suppress(ValueError):
             return int(json.loads(text)["updates"])
         return 0
@@ -153,13 +153,9 @@ def _configure(machines: Dict[str, Machine]) -> None:
         machine.write("/etc/hosts", f"127.0.0.1 localhost\n{names}\n", 0o644, "root:root")
         text = RUN_FILE
         if name == "box1":
-            text = (
-                text.replace("[learner]", "[learner]\n#", 1)
-                .replace("#\n", "")
-                .replace('addresses = ["replay.lab:7401"]', 'addresses = ["replay.lab:7401"]\nlisten = "0.0.0.0:7401"')
-            )
+            text = text.replace("[replay]", '[replay]\nlisten = "0.0.0.0:7401"')
         if name == "box2":
-            text = text.replace('address = "learner.lab:7402"', 'address = "learner.lab:7402"\nlisten = "0.0.0.0:7402"')
+            text = text.replace("[learner]", '[learner]\nlisten = "0.0.0.0:7402"')
         machine.write("/etc/shoal/shoal.toml", text)
         machine.write("/etc/shoal/ca.pem", (pki / "ca.pem").read_text())
         machine.write("/etc/shoal/machine.pem", (pki / f"{name}.pem").read_text())

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Sequence
 
 import numpy as np
 import pytest
@@ -66,10 +66,13 @@ class Replay:
         self.channel = connect(found.group(1))
         self.stub = replay_pb2_grpc.ReplayServiceStub(self.channel)
 
-    def end(self, how: signal.Signals) -> int:
+    def end(self, how: signal.Signals, callers: Sequence[Inserter] = ()) -> int:
+        """Signal the process, and wait for its end and that of `callers`: then nobody needs the channel."""
         assert self.process is not None
         self.process.send_signal(how)
         status = self.process.wait(30.0)
+        for caller in callers:
+            caller.join()
         if self.channel is not None:
             self.channel.close()
         return status
@@ -206,9 +209,8 @@ def test_killed_at_random_instants_it_loses_and_doubles_nothing(replay: Replay) 
         if life % 2:
             slowest_start_s = max(slowest_start_s, time.monotonic() - began)
         time.sleep(rng.uniform(0.0, 3.0 * slowest_start_s))
-        replay.end(signal.SIGKILL)
+        replay.end(signal.SIGKILL, inserters)
         for inserter in inserters:
-            inserter.join()
             assert inserter.doubled == []
         lives_at_work += sum(inserter.acknowledged for inserter in inserters) > before
         if life % 5 == 0:
