@@ -18,6 +18,7 @@ from bench.replay.workload import IMPORTANCE_EXPONENT, workload
 from services.agent.registry import learner_class
 from services.common.batch import Batch
 from services.common.config.algorithms import Td3Settings
+from services.common.config.run import LearnerSection
 from services.common.lifecycle import Lifecycle
 from services.common.log import make_log
 from services.common.peer import Peer
@@ -28,7 +29,7 @@ from shoal.v1 import experience_pb2
 HIDDEN = (256, 256)
 NUM_PRELOADED = 64  # batches, used round and round: more than the processor's caches hold
 WARM_UP = 8  # updates before the timer starts: what was drawn ahead between the rounds is used up
-BATCHES_PER_SAMPLE, SAMPLES_IN_FLIGHT = 4, 2  # the run file's defaults
+DEFAULTS = LearnerSection()  # of the run file
 
 
 class LearnerCase:
@@ -41,7 +42,7 @@ class LearnerCase:
         self._lifecycle = Lifecycle()
         self._data = tempfile.TemporaryDirectory(prefix="shoal-bench-ring-")
         flags = ("--replay.data_dir", self._data.name)
-        self._server = ShoalServer(load, batches_per_sample=BATCHES_PER_SAMPLE, flags=flags)
+        self._server = ShoalServer(load, flags=flags)
         chunk = FILL_CHUNK[load.name]
         inserter = Inserter(load, self._schema, self._server.address, chunk, self._lifecycle, "actor")
         inserter.send(1)
@@ -111,8 +112,8 @@ class LearnerCase:
                 self._server.address,
                 peer=Peer(RUN_ID, experience_pb2.ROLE_LEARNER, f"learner-{transport}-{size}"),
                 batch_size=size,
-                batches_per_sample=BATCHES_PER_SAMPLE,
-                samples_in_flight=SAMPLES_IN_FLIGHT,
+                batches_per_sample=DEFAULTS.batches_per_sample,
+                samples_in_flight=DEFAULTS.samples_in_flight,
                 transport=transport,
                 rng=np.random.default_rng(0),
                 newest=lambda: (1, 1),
