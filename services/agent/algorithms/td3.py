@@ -5,7 +5,7 @@ For an n-step transition (s, a, R, discount, s') and normalized actions:
     y       = R + discount * min_j Q'_j(s', clip(pi'(s') + clip(noise)))
     delta_j = Q_j(s, a) - y
     critics minimize sum_j mean_i w_i delta_j^2
-    policy  maximizes mean_i Q_1(s, pi(s)), at every policy_period-th update
+    policy  maximizes mean_i Q_1(s, pi(s)) over the items with w_i > 0, at every policy_period-th update
 
 where s and s' are normalized and R is times reward_scale (`normalizer.py`). The TD error, and the critics' values that
 a policy returns, are over reward_scale again: in the rewards of the environment.
@@ -124,6 +124,7 @@ class _CriticLoss(NamedTuple):
     policy_input: torch.Tensor  # [N, policy_size]
     critic_input: torch.Tensor  # [N, critic_size]
     action: torch.Tensor  # [N, A] executed, normalized
+    counted: Optional[torch.Tensor]  # [M], places of the items that have a weight; None: all have
 
 
 class Learner:
@@ -244,7 +245,9 @@ class Learner:
         q_values = critic_values(self._critics.leaves, "critics", critic_input, action)
         delta = q_values - target
         loss = (delta.square() * to_tensor(importance_weights, self._device)).mean(dim=1).sum()
-        return _CriticLoss(loss, q_values, delta, policy_input, critic_input, action)
+        counts = importance_weights > 0.0  # what is too old to train on has no weight, and moves the policy neither
+        counted = None if counts.all() else to_tensor(np.flatnonzero(counts), self._device)
+        return _CriticLoss(loss, q_values, delta, policy_input, critic_input, action, counted)
 
     def _td_error(self, critic: _CriticLoss) -> npt.NDArray[np.float32]:
         """Mean |delta| of the critics in the environment's rewards, <float32>[N]; raises NonFiniteUpdate."""
@@ -252,8 +255,11 @@ class Learner:
         return magnitude if self.normalizer.reward_scale == 1.0 else magnitude / self.normalizer.reward_scale
 
     def _policy_loss(self, critic: _CriticLoss) -> torch.Tensor:
-        actions = squashed_policy(self._policy.leaves, "policy", critic.policy_input)
-        loss: torch.Tensor = -critic_values(self._first_critic, "critics", critic.critic_input, actions).mean()
+        policy_input, critic_input = critic.policy_input, critic.critic_input
+        if critic.counted is not None:
+            policy_input, critic_input = policy_input[critic.counted], critic_input[critic.counted]
+        actions = squashed_policy(self._policy.leaves, "policy", policy_input)
+        loss: torch.Tensor = -critic_values(self._first_critic, "critics", critic_input, actions).mean()
         return loss
 
     def _follow(self) -> None:

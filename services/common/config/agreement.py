@@ -139,6 +139,12 @@ def _check_staleness(config: RunConfig) -> None:
             f"replay.freshness_half_life_updates = {config.replay.freshness_half_life_updates:g} would both count an "
             "item's age, once in its weight and once in its draws; set one of them to 0"
         )
+    if config.staleness.loss_half_life_updates and (config.helper.count or config.helper.chief):
+        raise ValueError(
+            f"staleness.loss_half_life_updates = {config.staleness.loss_half_life_updates:g} weighs batches of the chief "
+            "alone, since helpers have no history of versions; leave out helpers, or weigh in the sampler by "
+            "replay.freshness_half_life_updates"
+        )
     period = learner.publish_schedule.updates or 0  # how many updates fit into a period of seconds nobody knows
     least = period + config.prefetched_batches
     if bound is not None and bound < least:

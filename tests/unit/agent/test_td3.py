@@ -215,6 +215,20 @@ def test_importance_weights_scale_the_loss_and_not_the_priority(make_batch) -> N
     assert not np.array_equal(weighted.acting_parameters()[name], plain.acting_parameters()[name])
 
 
+def test_what_has_no_weight_moves_the_policy_neither(make_batch) -> None:
+    half = np.array([1, 1, 1, 1, 0, 0, 0, 0], dtype=np.float32)
+    settings = Td3Settings(hidden_sizes=(16, 16), policy_period=1)
+    policies = {}
+    for name, other in (("masked", 1.0), ("changed", 40.0), ("all", 40.0)):
+        learner, batch = _learner(settings=settings), make_batch(SCHEMA, 8)
+        for tensor in batch.observation.values():
+            tensor[4:] *= np.float32(other)
+        learner.update(batch, np.ones(8, np.float32) if name == "all" else half)
+        policies[name] = learner.acting_parameters()["policy.1.weight"]
+    np.testing.assert_array_equal(policies["masked"], policies["changed"])
+    assert not np.array_equal(policies["changed"], policies["all"])
+
+
 def test_policy_moves_at_its_period_only(make_batch) -> None:
     learner = _learner(settings=Td3Settings(hidden_sizes=(16, 16), policy_period=3))
     seen = [learner.acting_parameters()["policy.0.weight"]]

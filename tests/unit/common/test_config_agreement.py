@@ -67,6 +67,14 @@ BOUND = "--staleness.max_lag_updates"
         (f"{BOUND} 5 --learner.publish_period 1 --learner.samples_in_flight 4", "at least 33"),
         (f"{BOUND} -1", "it must be at least 0"),
         (
+            "--staleness.loss_half_life_updates 100 --helper.count 1",
+            "loss_half_life_updates = 100 weighs batches of the chief alone",
+        ),
+        (
+            "--staleness.loss_half_life_updates 100 --helper.chief 127.0.0.1:7402",
+            "helpers have no history of versions; leave out helpers",
+        ),
+        (
             "--staleness.loss_half_life_updates 100 @freshness_half_life_updates 200",
             "loss_half_life_updates = 100 and replay.freshness_half_life_updates = 200 would both .* one of them to 0",
         ),
