@@ -141,8 +141,8 @@ def _check_staleness(config: RunConfig) -> None:
         )
     if config.staleness.loss_half_life_updates and (config.helper.count or config.helper.chief):
         raise ValueError(
-            f"staleness.loss_half_life_updates = {config.staleness.loss_half_life_updates:g} weighs batches of the chief "
-            "alone, since helpers have no history of versions; leave out helpers, or weigh in the sampler by "
+            f"staleness.loss_half_life_updates = {config.staleness.loss_half_life_updates:g} weighs batches of the "
+            "chief alone, since helpers have no history of versions; leave out helpers, or weigh in the sampler by "
             "replay.freshness_half_life_updates"
         )
     period = learner.publish_schedule.updates or 0  # how many updates fit into a period of seconds nobody knows
