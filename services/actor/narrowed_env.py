@@ -8,9 +8,10 @@ from typing import Any, Dict, Mapping, Optional, Tuple
 import numpy as np
 import numpy.typing as npt
 
-from services.actor.envs.contract import AutoReset, EnvStep, Observation, VectorEnv
+from services.actor.envs.contract import EnvStep, Observation, VectorEnv
+from services.actor.envs.wrapped_env import WrappedEnv
 from services.common.errors import UserError
-from services.common.schema import ActionSpec, TensorSpec
+from services.common.schema import TensorSpec
 
 
 def narrowed(env: VectorEnv, dtypes: Mapping[str, str]) -> VectorEnv:
@@ -39,23 +40,19 @@ def narrowed(env: VectorEnv, dtypes: Mapping[str, str]) -> VectorEnv:
     return NarrowedEnv(env, dtypes)
 
 
-class NarrowedEnv:
+class NarrowedEnv(WrappedEnv):
     """Casts what an environment hands out. The policy acts on what is stored, so that actor and learner see the same.
 
     What does not fit into float16 (beyond 65,504) becomes infinite, and the replay quarantines such a step.
+
+    Args:
+        env: the environment.
+        dtypes: of its observations by name; those that are not named stay as they are.
     """
 
     def __init__(self, env: VectorEnv, dtypes: Mapping[str, str]) -> None:
-        self._env = env
+        super().__init__(env)
         self._dtypes = dict(dtypes)
-
-    @property
-    def num_lanes(self) -> int:
-        return self._env.num_lanes
-
-    @property
-    def autoreset(self) -> AutoReset:
-        return self._env.autoreset
 
     @property
     def observation_spec(self) -> Tuple[TensorSpec, ...]:
@@ -63,10 +60,6 @@ class NarrowedEnv:
         return tuple(
             replace(spec, dtype=self._dtypes.get(spec.name, spec.dtype)) for spec in self._env.observation_spec
         )
-
-    @property
-    def action_spec(self) -> ActionSpec:
-        return self._env.action_spec
 
     def reset(self, seed: Optional[int] = None) -> Observation:
         """As the environment."""
@@ -80,13 +73,6 @@ class NarrowedEnv:
         if true_next is not None:
             true_next = observation if true_next is step.observation else self._cast(true_next)
         return replace(step, observation=observation, true_next_observation=true_next)
-
-    def close(self) -> None:
-        """As the environment."""
-        self._env.close()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._env, name)
 
     def _cast(self, observation: Observation) -> Observation:
         cast: Dict[str, Any] = dict(observation)

@@ -8,37 +8,26 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import numpy.typing as npt
 
-from services.actor.envs.contract import AutoReset, EnvStep, Observation, VectorEnv
+from services.actor.envs.contract import EnvStep, Observation, VectorEnv
+from services.actor.envs.wrapped_env import WrappedEnv
 from services.common.log import Log
-from services.common.schema import ActionSpec, TensorSpec
 
 PERIOD_S = 0.25  # between two looks
 
 
-class WatchedEnv:
-    """Passes everything on to an environment, and knows since when a call of it has been going on."""
+class WatchedEnv(WrappedEnv):
+    """Knows since when a call of an environment has been going on.
+
+    Args:
+        env: the environment.
+        clock: monotonic seconds.
+    """
 
     def __init__(self, env: VectorEnv, clock: Callable[[], float] = time.monotonic) -> None:
-        self._env = env
+        super().__init__(env)
         self._clock = clock
         self._began_s = 0.0  # of the call under way; 0: none is
         self._call = ""
-
-    @property
-    def num_lanes(self) -> int:
-        return self._env.num_lanes
-
-    @property
-    def autoreset(self) -> AutoReset:
-        return self._env.autoreset
-
-    @property
-    def observation_spec(self) -> Tuple[TensorSpec, ...]:
-        return self._env.observation_spec
-
-    @property
-    def action_spec(self) -> ActionSpec:
-        return self._env.action_spec
 
     def reset(self, seed: Optional[int] = None) -> Observation:
         """As the environment."""
@@ -55,13 +44,6 @@ class WatchedEnv:
             return self._env.step(action)
         finally:
             self._began_s = 0.0
-
-    def close(self) -> None:
-        """As the environment."""
-        self._env.close()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._env, name)
 
     def busy_s(self) -> Tuple[str, float]:
         """The call under way and how long it has lasted; 0 s between calls."""

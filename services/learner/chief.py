@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, Optional, Tuple
 
 import numpy as np
 from typing_extensions import Self
@@ -23,9 +23,9 @@ from services.common.peer import Peer
 from services.common.rpc import Server, Stopped
 from services.common.run_folder import Progress, RunFolder
 from services.common.schema import Schema
-from services.common.security.transport import client_security, server_security
+from services.common.security.transport import server_security
 from services.learner.averaged_parameters import AveragedParameters
-from services.learner.batch_dump import BatchDump
+from services.learner.building import build_guard, build_learner, build_replay_client, check_device
 from services.learner.checkpoint import Checkpoint, CheckpointFolder, generator_state
 from services.learner.collaboration import Collaboration
 from services.learner.env_steps import AcknowledgedSteps
@@ -36,13 +36,13 @@ from services.learner.parameter_store import ParameterStore
 from services.learner.publisher import Publisher
 from services.learner.reader_metrics import ReaderMetrics
 from services.learner.readers import Readers
-from services.learner.replay_client import ReplayClient
 from services.learner.version_reservation import VersionReservation
 from shoal.v1 import experience_pb2, gradients_pb2_grpc, parameters_pb2
 
 if TYPE_CHECKING:
     from services.agent.algorithm import Learner
-    from services.learner.checkpointer import State
+    from services.learner.checkpointer import Checkpointer, State
+    from services.learner.data_staleness import DataStaleness
     from services.learner.joint_update import Updater
     from services.learner.monitor import Monitor
     from services.learner.nan_guard import NanGuard
@@ -51,44 +51,6 @@ STAND_INS = "stand_ins"  # the generator that chooses the items which stand in f
 
 READER_THREADS = 16  # for calls that fetch parameters; each call under way holds one
 MAX_CALLS = 256  # readers that hear of a version at once are queued, each with a part of a set at most
-
-
-def check_device(device: str) -> None:
-    """Refuse a device that this machine, or its build of torch, does not have.
-
-    Raises:
-        UserError: says which build to install.
-    """
-    if device == "cpu":
-        return  # without torch, whose import takes seconds
-    import torch
-
-    there = torch.cuda.device_count()
-    if there == 0:
-        raise UserError(
-            f"learner.device = {device!r}, but torch {torch.__version__} sees no GPU here: install a build with CUDA "
-            "(`make run TORCH_SPEC=torch TORCH_INDEX=` in a fresh .venv) and the GPU's driver, or set learner.device "
-            "to cpu"
-        )
-    index = int(device.partition(":")[2] or 0)
-    if index >= there:
-        raise UserError(f"learner.device = {device!r}, but the GPUs here are cuda:0 to cuda:{there - 1}")
-
-
-def build_learner(config: RunConfig, schema: Schema, seed: int) -> Learner:
-    """The learner that a run file asks for; a helper's is the chief's with another seed."""
-    from services.agent.registry import learner_class  # torch takes seconds to import: not before it is needed
-
-    learner: Learner = learner_class(config.algorithm.name)(
-        schema,
-        config.algorithm_settings,
-        seed=seed,
-        device=config.learner.device,
-        num_threads=config.learner.torch_threads,
-        normalize_observations=config.normalization.observations,
-        reward_scale=config.normalization.reward_scale,
-    )
-    return learner
 
 
 class Chief:
@@ -113,12 +75,7 @@ class Chief:
             keep=settings.checkpoints_kept,
             best_updates=lambda: self._servicer.best_updates,
         )
-        self._resumed = self._checkpoints.load_newest()
-        if self._resumed is not None and self._resumed.algorithm != config.algorithm.name:
-            raise UserError(
-                f"the checkpoint in {str(self._folder.path)!r} was trained by {self._resumed.algorithm}, the run file "
-                f"asks for {config.algorithm.name}: choose another run.name, or set algorithm.name back"
-            )
+        self._resumed = self._load_checkpoint()
         self._stand_ins = np.random.default_rng(config.run.seed)
         if self._resumed is not None and STAND_INS in self._resumed.generators:
             self._stand_ins.bit_generator.state = self._resumed.generators[STAND_INS]
@@ -132,19 +89,14 @@ class Chief:
         self._store = ParameterStore(
             VersionReservation(self._folder.versions, last_version), history, wire_dtype=settings.wire_dtype
         )
-        self._replay = ReplayClient(
-            config.replay.addresses[0],
+        self._replay = build_replay_client(
+            config,
             peer=self._peer,
-            batch_size=settings.batch_size,
-            batches_per_sample=settings.batches_per_sample,
-            samples_in_flight=settings.samples_in_flight,
-            transport=settings.transport,
             rng=self._stand_ins,
             # Not those of `_status`, which are half a second old: the replay would hold the bound on lag so much later.
             newest=lambda: (self._newest_version, self._learner.updates if self._learner else 0),
             lifecycle=lifecycle,
             log=log,
-            security=client_security(config.security, *config.replay.addresses),
         )
         self._metrics = Metrics("learner", run_id)
         self._collaboration = Collaboration(
@@ -168,27 +120,40 @@ class Chief:
             fail=lifecycle.fail,
             log=log,
         )
-        # Waiting pushes must not keep readers of parameters out.
-        max_workers = READER_THREADS + self._collaboration.num_threads
-        max_calls = MAX_CALLS + self._collaboration.num_threads
+        self._metrics.registry.register(ReaderMetrics(run_id, self._readers, self._store, self._status))
+        self._server, self._metrics_port = self._bind()
+
+    def _load_checkpoint(self) -> Optional[Checkpoint]:
+        found = self._checkpoints.load_newest()
+        if found is not None and found.algorithm != self._config.algorithm.name:
+            raise UserError(
+                f"the checkpoint in {str(self._folder.path)!r} was trained by {found.algorithm}, the run file asks for "
+                f"{self._config.algorithm.name}: choose another run.name, or set algorithm.name back"
+            )
+        return found
+
+    def _bind(self) -> Tuple[Server, int]:
+        """The server with both services, which does not answer yet, and the port of the metrics."""
+        config, settings = self._config, self._config.learner
         metrics_address = f"{config.metrics.host}:{settings.metrics_port}"
         security = server_security(config.security, settings.listens_at, metrics_address)
-        self._server = Server(
+        server = Server(
             settings.listens_at,
-            max_workers=max_workers,
-            max_calls=max_calls,
+            # Waiting pushes must not keep readers of parameters out.
+            max_workers=READER_THREADS + self._collaboration.num_threads,
+            max_calls=MAX_CALLS + self._collaboration.num_threads,
             option_name="learner.listen" if settings.listen else "learner.address",
             security=security,
             on_rejected=self._metrics.rejected_calls(),
             observe=self._metrics.calls(),
         )
-        self._server.add(add_to_server, self._servicer)
-        self._server.add(gradients_pb2_grpc.add_GradientServiceServicer_to_server, self._collaboration.servicer)
-        self._metrics.registry.register(ReaderMetrics(run_id, self._readers, self._store, self._status))
+        server.add(add_to_server, self._servicer)
+        server.add(gradients_pb2_grpc.add_GradientServiceServicer_to_server, self._collaboration.servicer)
         self._metrics.certificate(security.certificate)
-        self._metrics_port = self._metrics.serve(
+        port = self._metrics.serve(
             settings.metrics_port, "learner.metrics_port", host=config.metrics.host, security=security
         )
+        return server, port
 
     @property
     def address(self) -> str:
@@ -244,81 +209,31 @@ class Chief:
             self._train(learner, schema, monitor)
 
     def _train(self, learner: Learner, schema: Schema, monitor: Monitor) -> None:
-        from services.learner.checkpointer import Checkpointer
-        from services.learner.data_staleness import DataStaleness
         from services.learner.loop import train
-        from services.learner.staleness import StalenessRules
 
-        normalization, settings = self._config.normalization, self._config.learner
-        statistics = ObservationStatistics(
-            learner.normalizer,
-            enabled=normalization.observations,
-            warmup_steps=normalization.warmup_steps,
-            log=self._log,
-        )
-
-        average = AveragedParameters(
-            settings.average_rate, self._resumed.average if self._resumed else {}, learner.updates
-        )
+        settings = self._config.learner
+        statistics = self._make_statistics(learner)
+        earlier = self._resumed.average if self._resumed else {}
+        average = AveragedParameters(settings.average_rate, earlier, learner.updates)
         publisher = Publisher(
-            self._store,
-            learner,
-            period=settings.publish_schedule,
-            average=average,
-            statistics=statistics,
-            clock=time.monotonic,
+            self._store, learner, period=settings.publish_schedule, average=average, statistics=statistics
         )
-
-        def publish_learn() -> int:
-            statistics.take()  # helpers and chief must not compute on different ones
-            return self._store.publish_learn(learner.learning_parameters(), learner.updates).version
-
-        def take_checkpoint(spare: Optional[State]) -> Checkpoint:
-            return Checkpoint(
-                algorithm=self._config.algorithm.name,
-                schema=schema,
-                progress=monitor.progress(learner.updates),
-                history=self._store.history(),
-                acknowledged=self._steps.by_ring(),
-                state=learner.state(into=spare),
-                generators={STAND_INS: generator_state(self._stand_ins)},
-                average=average.state(),
-            )
-
-        checkpointer = Checkpointer(
-            self._checkpoints,
-            take_checkpoint,
-            period_s=settings.checkpoint_period_s,
-            clock=time.monotonic,
-            lifecycle=self._lifecycle,
-        )
-        staleness = DataStaleness(
-            StalenessRules(self._config.staleness.max_lag_updates, self._config.staleness.loss_half_life_updates),
-            self._store,
-            self._folder.staleness,
-            self._metrics,
-            run=self._config.run.name,
-        )
+        checkpointer = self._make_checkpointer(learner, schema, monitor, average)
+        staleness = self._make_staleness()
         publisher.publish()
         self._folder.save_progress(monitor.progress(learner.updates))
         self._lifecycle.spawn("env-steps", lambda: self._steps.watch(self._replay, self._lifecycle, statistics))
         self._replay.start(schema)
-        updater = self._collaboration.begin(
-            learner,
-            schema.digest,
-            publish=publish_learn,
-            stopping=self._lifecycle.stopping,
-        )
+        updater = self._let_helpers_in(learner, schema, statistics)
         self._status.run_state = parameters_pb2.RUN_STATE_TRAINING
         try:
-            if statistics.wait_for_first(
-                self._replay, self._lifecycle, min_steps=self._config.replay.min_size_to_sample
-            ):
+            least = self._config.replay.min_size_to_sample
+            if statistics.wait_for_first(self._replay, self._lifecycle, min_steps=least):
                 publisher.publish()
             train(
                 updater,
                 self._replay,
-                self._guard(updater),
+                self._make_guard(updater),
                 monitor,
                 staleness,
                 publish_if_due=publisher.publish_if_due,
@@ -337,23 +252,66 @@ class Chief:
         monitor.show(learner.updates)
         self._folder.save_progress(self._status.progress)
 
-    def _guard(self, updater: Updater) -> NanGuard:
-        from services.learner.nan_guard import NanGuard
+    def _make_statistics(self, learner: Learner) -> ObservationStatistics:
+        settings = self._config.normalization
+        return ObservationStatistics(
+            learner.normalizer, enabled=settings.observations, warmup_steps=settings.warmup_steps, log=self._log
+        )
 
-        settings = self._config.learner
-        # Until the replay hears of a sick item, all that is drawn ahead may be of it.
-        drawn_ahead = settings.batches_per_sample * (1 + settings.samples_in_flight)
+    def _make_staleness(self) -> DataStaleness:
+        from services.learner.data_staleness import DataStaleness
+        from services.learner.staleness import StalenessRules
 
+        settings = self._config.staleness
+        rules = StalenessRules(settings.max_lag_updates, settings.loss_half_life_updates)
+        return DataStaleness(rules, self._store, self._folder.staleness, self._metrics, run=self._config.run.name)
+
+    def _make_checkpointer(
+        self, learner: Learner, schema: Schema, monitor: Monitor, average: AveragedParameters
+    ) -> Checkpointer:
+        from services.learner.checkpointer import Checkpointer
+
+        def take_checkpoint(spare: Optional[State]) -> Checkpoint:
+            return Checkpoint(
+                algorithm=self._config.algorithm.name,
+                schema=schema,
+                progress=monitor.progress(learner.updates),
+                history=self._store.history(),
+                acknowledged=self._steps.by_ring(),
+                state=learner.state(into=spare),
+                generators={STAND_INS: generator_state(self._stand_ins)},
+                average=average.state(),
+            )
+
+        return Checkpointer(
+            self._checkpoints,
+            take_checkpoint,
+            period_s=self._config.learner.checkpoint_period_s,
+            clock=time.monotonic,
+            lifecycle=self._lifecycle,
+        )
+
+    def _let_helpers_in(self, learner: Learner, schema: Schema, statistics: ObservationStatistics) -> Updater:
+        """From here on helpers may join; what they compute on is the learner's set of role `learn`."""
+
+        def publish_learn() -> int:
+            statistics.take()  # helpers and chief must not compute on different ones
+            return self._store.publish_learn(learner.learning_parameters(), learner.updates).version
+
+        stopping = self._lifecycle.stopping
+        return self._collaboration.begin(learner, schema.digest, publish=publish_learn, stopping=stopping)
+
+    def _make_guard(self, updater: Updater) -> NanGuard:
         def count(stopped: int) -> None:
             self._status.non_finite_updates = stopped
 
-        return NanGuard(
+        return build_guard(
+            self._config,
             updater,
-            BatchDump(self._folder.non_finite, self._log),
-            self._metrics,
-            self._log,
-            max_in_row=settings.max_non_finite_updates + drawn_ahead,
-            report=self._replay.report,
+            self._replay,
+            dumps=self._folder.non_finite,
+            metrics=self._metrics,
+            log=self._log,
             on_stopped=count,
         )
 

@@ -21,13 +21,11 @@ from services.common.peer import Peer
 from services.common.rpc import Stopped
 from services.common.run_folder import RunFolder
 from services.common.security.transport import client_security, server_security
-from services.learner.batch_dump import BatchDump
-from services.learner.chief import build_learner, check_device
+from services.learner.building import build_guard, build_learner, build_replay_client, check_device
 from services.learner.chief_client import ChiefClient
 from services.learner.gradients import GradientEncoder
 from services.learner.helper_checkpoint import GENERATOR, HelperCheckpoint, HelperState, load_helper_state
 from services.learner.helper_metrics import HelperMetrics
-from services.learner.replay_client import ReplayClient
 from shoal.v1 import experience_pb2
 
 if TYPE_CHECKING:
@@ -55,19 +53,14 @@ class Helper:
         folder = folders.helpers
         self._dumps = folders.non_finite / self._peer.name
         self._file: Optional[Path] = folder / f"{config.helper.name}.safetensors" if config.helper.name else None
-        self._security = client_security(config.security, *config.replay.addresses, config.helper.chief)
-        self._replay = ReplayClient(
-            config.replay.addresses[0],
+        self._security = client_security(config.security, config.helper.chief)  # a mistake in it is told at once
+        self._replay = build_replay_client(
+            config,
             peer=self._peer,
-            batch_size=settings.batch_size,
-            batches_per_sample=settings.batches_per_sample,
-            samples_in_flight=settings.samples_in_flight,
-            transport=settings.transport,
             rng=np.random.default_rng(self._seed),
             newest=lambda: (0, 0),  # the chief tells the replay itself
             lifecycle=lifecycle,
             log=log,
-            security=self._security,
         )
         self._chief: Optional[ChiefClient] = None
         self._metrics = Metrics("helper", run_id)
@@ -122,22 +115,13 @@ class Helper:
 
     def _contribute(self, learner: Learner, chief: ChiefClient, encoder: GradientEncoder) -> None:
         from services.learner.helper_loop import contribute
-        from services.learner.nan_guard import NanGuard
 
         def take_state() -> HelperState:
             generator = {name: array for name, array in learner.state().items() if name == GENERATOR}
             return HelperState(chief.sequence, encoder.state(), generator)
 
-        # Until the replay hears of a sick item, all that is drawn ahead may be of it.
-        settings = self._config.learner
-        guard = NanGuard(
-            learner,
-            BatchDump(self._dumps, self._log),
-            self._metrics,
-            self._log,
-            max_in_row=settings.max_non_finite_updates + settings.batches_per_sample * (1 + settings.samples_in_flight),
-            report=self._replay.report,
-            on_stopped=lambda _count: None,
+        guard = build_guard(
+            self._config, learner, self._replay, dumps=self._dumps, metrics=self._metrics, log=self._log
         )
         checkpoint = None
         if self._file is not None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from services.common.errors import EXIT_USER, UserError
-from services.learner.chief import check_device
+from services.learner.building import check_device
 
 torch = pytest.importorskip("torch")
 
