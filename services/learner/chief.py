@@ -224,7 +224,9 @@ class Chief:
         self._folder.save_progress(monitor.progress(learner.updates))
         self._lifecycle.spawn("env-steps", lambda: self._steps.watch(self._replay, self._lifecycle, statistics))
         self._replay.start(schema)
-        updater = self._let_helpers_in(learner, schema, statistics)
+        updater = self._collaboration.begin(
+            learner, schema.digest, publish=publisher.publish_learn, stopping=self._lifecycle.stopping
+        )
         self._status.run_state = parameters_pb2.RUN_STATE_TRAINING
         try:
             least = self._config.replay.min_size_to_sample
@@ -290,16 +292,6 @@ class Chief:
             clock=time.monotonic,
             lifecycle=self._lifecycle,
         )
-
-    def _let_helpers_in(self, learner: Learner, schema: Schema, statistics: ObservationStatistics) -> Updater:
-        """From here on helpers may join; what they compute on is the learner's set of role `learn`."""
-
-        def publish_learn() -> int:
-            statistics.take()  # helpers and chief must not compute on different ones
-            return self._store.publish_learn(learner.learning_parameters(), learner.updates).version
-
-        stopping = self._lifecycle.stopping
-        return self._collaboration.begin(learner, schema.digest, publish=publish_learn, stopping=stopping)
 
     def _make_guard(self, updater: Updater) -> NanGuard:
         def count(stopped: int) -> None:

@@ -54,6 +54,14 @@ class Publisher:
         if self._period.is_over(updates, updates - self._published_updates, self._clock() - self._published_at):
             self.publish()
 
+    def publish_learn(self) -> int:
+        """Publish the set of role `learn`, which helpers compute on; returns its version.
+
+        Statistics are taken anew for it too: helpers must not compute with others than the chief.
+        """
+        self._statistics.take()
+        return self._store.publish_learn(self._learner.learning_parameters(), self._learner.updates).version
+
     def publish(self) -> None:
         """Publish now."""
         updates = self._learner.updates

@@ -197,3 +197,16 @@ def test_statistics_travel_with_every_set_and_with_the_state(name: str) -> None:
     assert resumed.normalizer.steps == 90
     with pytest.raises(ValueError, match=r"normalizer\.policy\.mean"):
         _learner(name).load_state(_learner(name, normalize_observations=True).state())
+
+
+def test_tensors_are_normalized_and_clipped_as_arrays_are() -> None:
+    torch = pytest.importorskip("torch")
+    parameters: Dict[str, Any] = {
+        "normalizer.policy.mean": np.array([5.0, -3.0, 0.0], np.float32),
+        "normalizer.policy.std": np.array([2.0, 0.1, 1.0], np.float32),
+    }
+    rows = np.array([[5.0, -3.0, 0.5], [1e6, -1e6, 9.9], [-50.0, 50.0, 10.1]], np.float32)
+    tensors = {name: torch.from_numpy(array) for name, array in parameters.items()}
+    expected = normalize(parameters, "policy", rows.copy())
+    assert np.abs(expected).max() == CLIP
+    np.testing.assert_array_equal(normalize(tensors, "policy", torch.from_numpy(rows.copy())).numpy(), expected)

@@ -52,6 +52,14 @@ def test_bfloat16_is_rounded_to_nearest_and_ties_to_even(values: Any) -> None:
     np.testing.assert_array_equal(decoded, np.array([_nearest_bfloat16(value) for value in values], np.float32))
 
 
+@pytest.mark.parametrize("wire_dtype", DTYPES)
+def test_statistics_of_observations_are_never_rounded(wire_dtype: Any) -> None:
+    exact = np.array([1 / 3, 1e-3, 1e30], np.float32)
+    decoded = decode_set(encode_set({"normalizer.policy.std": exact, "w": exact[:2]}, wire_dtype))
+    assert decoded["normalizer.policy.std"].tobytes() == exact.tobytes()
+    assert (decoded["w"].tobytes() == exact[:2].tobytes()) == (wire_dtype == "float32")
+
+
 def test_bfloat16_rounds_ties_to_even_and_keeps_what_is_no_number() -> None:
     one_and = [1 + 2.0**-8, 1 + 3 * 2.0**-8, -(1 + 2.0**-8), 1 + 2.0**-8 + 2.0**-20]
     odd = np.array([*one_and, np.inf, -np.inf, np.nan, 0.0, -0.0, 1e-45], np.float32)

@@ -175,6 +175,7 @@ def test_who_has_no_batch_or_no_finite_gradient_abstains() -> None:
         (N, False),
     ]
     assert helped.sick == [(N, "the gradient of w is not finite", 3)]
+    assert len(helped.sound) == 2  # which begin the count of sick ones in a row anew
     assert helped.batches.reported == [1, 4]
     assert helped.count("pushes_abstained_total") == 2
 

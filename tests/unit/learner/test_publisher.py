@@ -87,6 +87,21 @@ def test_the_average_is_published_by_the_chief_beside_the_policy_under_the_same_
     np.testing.assert_array_equal(decode_set(average.data)["policy.bias"], [1.5])
 
 
+def test_helpers_compute_on_the_statistics_that_the_chief_has_now(parts: Parts) -> None:
+    publisher = parts.publisher(PublishPeriod(updates=100))
+    seen: List[int] = []
+
+    def learning_parameters() -> Any:
+        seen.append(parts.statistics.taken)
+        return {"policy.bias": np.ones(1, np.float32)}
+
+    parts.learner.learning_parameters = learning_parameters  # type: ignore[attr-defined]
+    versions = [publisher.publish_learn() for _ in range(2)]
+    assert seen == [1, 2]  # taken anew before each set was made
+    assert versions[1] > versions[0]
+    assert parts.published() == []  # what helpers compute on is no version that acts
+
+
 def test_without_a_rate_there_is_no_average(parts: Parts) -> None:
     parts.publisher(PublishPeriod(updates=1)).publish()
     assert parts.store.newest is not None
