@@ -17,7 +17,7 @@ from typing import Any, Dict, List, Tuple
 
 import numpy as np
 
-from bench.learning.curves import area, compare, updates_to, verdict
+from bench.learning.curves import area, compare, first_at, verdict
 from bench.replay.machine import describe
 from services.common.run_folder import RunFolder
 
@@ -45,11 +45,13 @@ def train(arm: str, seed: int, options: argparse.Namespace, folder: Path) -> Dic
     run = RunFolder(folder / name)
     curve = sorted(run.evaluations(), key=lambda each: each.updates)
     updates, success = [each.updates for each in curve], [each.success_rate for each in curve]
+    steps = [each.env_steps for each in curve]
     return {
         "arm": arm,
         "seed": seed,
         "area": area(updates, success, options.updates),
-        "updates_to_bar": updates_to(BAR, updates, success),
+        "updates_to_bar": first_at(BAR, updates, success),
+        "env_steps_to_bar": first_at(BAR, steps, success),
         "evaluations": len(curve),
         "held_out_success": json.loads(run.result.read_text(encoding="utf-8"))["success_rate"],
         "wall_seconds": time.monotonic() - began,

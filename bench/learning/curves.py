@@ -38,9 +38,9 @@ def area(updates: Sequence[float], success: Sequence[float], max_updates: float)
     return float(np.sum(np.diff(at) * (values[1:] + values[:-1]) / 2) / max_updates)
 
 
-def updates_to(bar: float, updates: Sequence[float], success: Sequence[float]) -> float:
-    """The first update at which success reached `bar`; infinity where it never did (censored)."""
-    return next((at for at, value in zip(updates, success) if value >= bar), float("inf"))
+def first_at(bar: float, at: Sequence[float], success: Sequence[float]) -> float:
+    """Where success first reached `bar`, in updates or steps; infinity where it never did (censored)."""
+    return next((place for place, value in zip(at, success) if value >= bar), float("inf"))
 
 
 def interquartile_mean(values: npt.NDArray[np.float64], axis: int = -1) -> npt.NDArray[np.float64]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("scipy")
-from bench.learning.curves import area, compare, interquartile_mean, updates_to, verdict
+from bench.learning.curves import area, compare, first_at, interquartile_mean, verdict
 
 
 def test_the_area_is_the_mean_success_over_training() -> None:
@@ -16,8 +16,8 @@ def test_the_area_is_the_mean_success_over_training() -> None:
 
 
 def test_the_bar_is_reached_or_censored() -> None:
-    assert updates_to(0.9, [10, 20, 30], [0.5, 0.9, 0.8]) == 20
-    assert math.isinf(updates_to(0.9, [10], [0.5]))
+    assert first_at(0.9, [10, 20, 30], [0.5, 0.9, 0.8]) == 20
+    assert math.isinf(first_at(0.9, [10], [0.5]))
 
 
 def test_the_interquartile_mean_leaves_out_the_ends() -> None:
