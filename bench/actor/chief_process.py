@@ -18,9 +18,11 @@ from services.common.lifecycle import Lifecycle
 from services.common.log import make_log
 from services.common.rpc import Server
 from services.common.run_folder import RunFolder
-from services.learner.parameter_service import ParameterServicer, Readers, Status
-from services.learner.parameter_store import ParameterStore, VersionReservation
-from shoal.v1 import parameters_pb2, parameters_pb2_grpc
+from services.learner.parameter_service import ParameterServicer, Status, add_to_server
+from services.learner.parameter_store import ACT, ParameterStore
+from services.learner.readers import Readers
+from services.learner.version_reservation import VersionReservation
+from shoal.v1 import parameters_pb2
 
 NUM_ACTORS, UPDATES_A_VERSION = 64, 20
 
@@ -54,15 +56,15 @@ def main(arguments: List[str]) -> int:
         log=log,
     )
     server = Server("127.0.0.1:0", max_workers=16, option_name="learner.address")
-    server.add(parameters_pb2_grpc.add_ParameterServiceServicer_to_server, servicer)
+    server.add(add_to_server, servicer)
     parameters = td3_parameters(*sizes)
-    store.publish(parameters, 0)
+    store.publish({ACT: parameters}, 0)
     server.start()
     log.info("chief", address=server.address)
     updates = 0
     while not lifecycle.stopping.wait(period_s):
         updates += UPDATES_A_VERSION
-        store.publish(parameters, updates)
+        store.publish({ACT: parameters}, updates)
     server.stop(0.5)
     return 0
 
