@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import threading
 import time
 from typing import Any, Dict, List
@@ -81,7 +82,7 @@ def _send(run: Run, schema: Schema, chunk: Chunk, codec: str, rounds: int, round
         drop_oldest=False,
         on_version=lambda _version: None,
         stopping=stopping,
-        log=make_log(_Silence()),
+        log=make_log(io.StringIO()),
         codec=codec,
     )
     thread = threading.Thread(target=sender.run)
@@ -106,13 +107,3 @@ def _median_ms(call: Any, rounds: int) -> float:
         call()
         took.append(1e3 * (time.perf_counter() - began))
     return float(np.median(took))
-
-
-class _Silence:
-    """A stream that keeps nothing."""
-
-    def write(self, text: str) -> int:
-        return len(text)
-
-    def flush(self) -> None:
-        """Nothing to do."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any, Dict, List, Optional, Sequence
 
-import numpy as np
 from rich.console import Console
 
 from bench.parameters.report import BEGIN, END, Measured, tables, to_markdown
@@ -122,7 +122,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     if options.docs is not None:
         text = options.docs.read_text(encoding="utf-8")
         before, _, rest = text.partition(BEGIN)
-        section = to_markdown(facts, found, np.mean([len(one.publish_s) for one in found]))
+        section = to_markdown(facts, found, statistics.mean(len(one.publish_s) for one in found))
         options.docs.write_text(f"{before}{BEGIN}\n{section}{END}{rest.partition(END)[2]}", encoding="utf-8")
     return 0
 
