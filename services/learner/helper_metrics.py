@@ -9,6 +9,8 @@ from services.common.parameter_set import ParameterSet
 from services.learner.gradients import EncodedGradients
 from shoal.v1 import gradients_pb2
 
+WAIT_REASONS = ("batches", "parameters", "chief", "schema")
+
 
 class HelperMetrics:
     """Counts pushes by what became of them."""

@@ -15,6 +15,7 @@ def one(**changes):
     values = {
         "key": 7,
         "actor": "actor-0",
+        "chunk": "actor-0/0000000000000007/217",
         "priority": 0.1234567,
         "times_sampled": 4,
         "age_seconds": 12.34,
