@@ -92,7 +92,7 @@ class ActorMetrics:
         metrics.gauge("buffer_depth_chunks", "Chunks that wait for the replay.").set_function(depth)
         metrics.gauge("buffer_capacity_chunks", "actor.buffer_chunks: more do not wait.").set(bounds.buffer_chunks)
         metrics.counter_of("sent_steps", "Steps that the replay acknowledged in this life.", sent_steps)
-        metrics.counter_of("sent_bytes", "Bytes of their chunks, as they travelled.", sent_bytes)
+        metrics.counter_of("sent_bytes", "Bytes of acknowledged chunks, as they travelled.", sent_bytes)
         metrics.gauge("lanes", "Environments that this actor steps.").set(bounds.lanes)
         metrics.gauge_of(
             "parked",

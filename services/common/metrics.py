@@ -25,6 +25,7 @@ from services.common.waits import Waits
 Family = Type[Union[CounterMetricFamily, GaugeMetricFamily]]
 Values = Mapping[str, float]  # by the value of a label
 
+REJECTIONS = ("no_token", "unknown_token", "wrong_role", "false_peer")
 CALL_BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
@@ -212,13 +213,9 @@ class Metrics:
 
     def rejected_calls(self) -> Callable[[str], None]:
         """What counts calls that were rejected at the door, by the reason's word."""
-        counter: Counter = Counter(
-            self._prefix + "rejected_calls_total",
-            "Calls rejected for their token: no_token, unknown_token, wrong_role, false_peer.",
-            ["run", "reason"],
-            registry=self.registry,
-        )
-        return lambda reason: counter.labels(self._run, reason).inc()
+        text = "Calls rejected for their token."
+        counters = self.counters("rejected_calls", text, "reason", REJECTIONS)
+        return lambda reason: counters[reason].inc()
 
     def calls(self) -> Observe:
         """What counts calls to the service, and how long they took."""

@@ -104,7 +104,7 @@ def call_once(method: Callable[..., Response], request: Any, *, timeout_s: float
 class Caller:
     """Calls of one process to one peer, repeated until they are answered or the process stops.
 
-    While a call is being repeated, `waiting_for` holds a sentence and `held` is entered. A wait that lasts is a warning,
+    While a call is being repeated, `waiting_for` holds a sentence and `held` is entered. A wait that lasts is a warning
     with its reason; until then it may be that the peer is only starting.
     """
 

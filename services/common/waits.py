@@ -1,4 +1,4 @@
-"""Waits: what a service waits for, by a fixed set of words: how long the wait under way has lasted, and how long in all.
+"""Waits: what a service waits for, by a fixed set of words: how long the wait under way has lasted, and all of them.
 
 waits = Waits(("batches", "gradients"))
 with waits.on("batches"):

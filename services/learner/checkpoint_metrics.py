@@ -26,7 +26,9 @@ class CheckpointMetrics:
             "Since the state of the last written checkpoint was taken; before the first, since training began.",
             lambda: clock() - self._taken_s,
         )
-        metrics.gauge("checkpoint_period_seconds", "learner.checkpoint_period_s.").set(period_s)
+        metrics.gauge("checkpoint_period_seconds", "Seconds between two checkpoints: learner.checkpoint_period_s.").set(
+            period_s
+        )
         self._written = metrics.counter("checkpoints", "Checkpoints that were written.")
         self.failed: Callable[[], None] = metrics.counter(
             "checkpoint_failures", "Checkpoints that could not be written; the chief ends with the first."

@@ -45,7 +45,11 @@ class ChiefMetrics:
             max_lag_updates: staleness.max_lag_updates.
         """
         self._status = status
-        metrics.counter_of("updates", "Optimizer updates over all lives of the chief.", updates)
+        metrics.counter_of(
+            "updates",
+            "Optimizer updates over all lives of the chief; after a crash it goes back to the checkpoint's.",
+            updates,
+        )
         metrics.gauges_of("run_state", "1 for the state that the run is in, 0 for the others.", "state", self._states)
         metrics.gauge_of(
             "training_seconds",
@@ -66,7 +70,9 @@ class ChiefMetrics:
             lambda: replay.num_priorities,
         )
         if max_lag_updates is not None:
-            metrics.gauge("lag_bound_updates", "staleness.max_lag_updates.").set(max_lag_updates)
+            metrics.gauge("lag_bound_updates", "Older items are not trained on: staleness.max_lag_updates.").set(
+                max_lag_updates
+            )
         _show_evaluations(metrics, lambda: servicer.latest, lambda: servicer.best)
 
     def _states(self) -> Dict[str, float]:

@@ -51,7 +51,7 @@ class Monitor:
         self._shown_at = 0.0
         self._shown_version = 0
         self._events = EventLog(tensorboard)
-        self._lag = metrics.batch_histogram("item_lag_updates", "Lag of trained items in updates.", LAG_BUCKETS)
+        self._lag = metrics.batch_histogram("item_lag_updates", "Lag of trained items, in updates.", LAG_BUCKETS)
         metrics.counter_of("trained_items", "Items trained on in this life of the chief.", lambda: self._lag.count)
         self._scalars: Dict[str, Any] = {}
         self._metrics = metrics

@@ -49,9 +49,14 @@ class TableCollector(Collector):
     def _counts(self, info: TableInfo) -> Iterator[Metric]:
         dumps = {"written": self._dump.written, "failed": self._dump.failed} if self._dump is not None else {}
         for name, text, label, values in (
-            ("priority_updates", "Priorities that came back.", "outcome", info.sampling.updates),
-            ("refused_chunks", "Chunks that can never be applied.", "reason", info.refused_chunks),
-            ("quarantine_dumps", "Sick lanes that should become a file.", "outcome", dumps),
+            (
+                "priority_updates",
+                "Priorities that came back, by what became of them.",
+                "outcome",
+                info.sampling.updates,
+            ),
+            ("refused_chunks", "Chunks refused since they can never be applied.", "reason", info.refused_chunks),
+            ("quarantine_dumps", "Lanes with values that are not finite that should become a file.", "outcome", dumps),
         ):
             counter = CounterMetricFamily(f"shoal_replay_{name}", text, labels=["run", label])
             for value, count in values.items():
@@ -120,7 +125,7 @@ def _gauges(info: TableInfo) -> List[Named]:
         ),
     ]
     if info.log_bytes is not None:
-        gauges.append(("chunk_log_bytes", "That the files of the chunk log take.", info.log_bytes))
+        gauges.append(("chunk_log_bytes", "Bytes that the files of the chunk log take.", info.log_bytes))
     return gauges
 
 
@@ -138,7 +143,7 @@ def _counters(info: TableInfo) -> List[Named]:
         ("overwritten_steps", "Steps whose rows were reused.", steps.overwritten),
         ("reset_steps", "Steps whose rows were found damaged after a crash of the machine.", steps.reset),
         ("quarantined_steps", "Steps of lanes with values that are not finite.", steps.quarantined),
-        ("quarantined_lanes", "Lanes of chunks that were taken out for it.", info.quarantined_lanes),
+        ("quarantined_lanes", "Lanes of chunks taken out for values that are not finite.", info.quarantined_lanes),
         ("lost_tail_steps", "Steps whose successor nobody saw.", steps.lost_tail),
         ("inserted_items", "Steps that can start an item, as the limiter counts them.", limiter.inserted_items),
         ("inserted_bytes", "Bytes of the columns of applied chunks.", info.inserted_bytes),
