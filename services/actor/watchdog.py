@@ -33,26 +33,21 @@ class WatchedEnv(WrappedEnv):
 
     def reset(self, seed: Optional[int] = None) -> Observation:
         """As the environment."""
-        self._begin("reset")
+        began_s, spent_s = self._clock(), self._now[2]
+        self._now = ("reset", began_s, spent_s)
         try:
             return self._env.reset(seed)
         finally:
-            self._end()
+            self._now = ("reset", 0.0, spent_s + self._clock() - began_s)
 
     def step(self, action: npt.NDArray[Any]) -> EnvStep:
         """As the environment."""
-        self._begin("step")
+        began_s, spent_s = self._clock(), self._now[2]
+        self._now = ("step", began_s, spent_s)
         try:
             return self._env.step(action)
         finally:
-            self._end()
-
-    def _begin(self, call: str) -> None:
-        self._now = (call, self._clock(), self._now[2])
-
-    def _end(self) -> None:
-        call, began_s, spent_s = self._now
-        self._now = (call, 0.0, spent_s + self._clock() - began_s)
+            self._now = ("step", 0.0, spent_s + self._clock() - began_s)
 
     def busy_s(self) -> Tuple[str, float]:
         """The call under way and how long it has lasted; 0 s between calls."""
