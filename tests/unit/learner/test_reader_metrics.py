@@ -32,7 +32,8 @@ class Parts:
         self.readers.saw(question, finished=False, published_digest=published_digest)
 
     def values(self) -> Dict[Tuple[str, str], float]:
-        samples = [sample for family in self.metrics.registry.collect() for sample in family.samples]
+        found = [sample for family in self.metrics.registry.collect() for sample in family.samples]
+        samples = [one for one in found if not one.name.startswith("process_") and "version" not in one.labels]
         assert all(sample.labels["run"] == RUN_ID for sample in samples)
         return {(sample.name, sample.labels.get("reader", "")): sample.value for sample in samples}
 

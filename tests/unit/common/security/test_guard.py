@@ -130,6 +130,7 @@ def test_a_token_opens_what_its_role_may_and_nothing_else(
     expected = {
         "actor": ["ReplayService.Insert", "ParameterService.GetManifest", "ParameterService.Get"],
         "learner": [
+            "ReplayService.Inspect",
             "ReplayService.Sample",
             "ReplayService.UpdatePriorities",
             "ParameterService.GetManifest",
