@@ -70,6 +70,8 @@ def build_replay_client(
     newest: Callable[[], Tuple[int, int]],
     lifecycle: Lifecycle,
     log: Log,
+    is_draining: Callable[[], bool] = lambda: False,
+    is_paused: Callable[[], bool] = lambda: False,
 ) -> ReplayClient:
     """The way to the replay; see `ReplayClient`.
 
@@ -89,6 +91,8 @@ def build_replay_client(
         lifecycle=lifecycle,
         log=log,
         security=client_security(config.security, *config.replay.addresses),
+        is_draining=is_draining,
+        is_paused=is_paused,
     )
 
 

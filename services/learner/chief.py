@@ -28,6 +28,7 @@ from services.learner.averaged_parameters import AveragedParameters
 from services.learner.building import build_guard, build_learner, build_replay_client, check_device
 from services.learner.checkpoint import Checkpoint, CheckpointFolder, generator_state
 from services.learner.collaboration import Collaboration
+from services.learner.drain import UNDO, Drain
 from services.learner.env_steps import AcknowledgedSteps
 from services.learner.farewell import wait_for_readers
 from services.learner.observation_statistics import ObservationStatistics
@@ -41,6 +42,7 @@ from shoal.v1 import experience_pb2, gradients_pb2_grpc, parameters_pb2
 
 if TYPE_CHECKING:
     from services.agent.algorithm import Learner
+    from services.common.staleness_log import LedgerRow
     from services.learner.checkpointer import Checkpointer, State
     from services.learner.data_staleness import DataStaleness
     from services.learner.joint_update import Updater
@@ -84,6 +86,7 @@ class Chief:
         self._learner: Optional[Learner] = None
         self._peer = Peer(run_id, experience_pb2.ROLE_LEARNER, "learner", lifecycle.incarnation)
         self._readers = Readers(time.monotonic, config.actor.count)
+        self._drain = Drain(self._readers, time.monotonic, log)
         history = self._resumed.history if self._resumed else []
         last_version = history[-1].version if history else 0
         self._store = ParameterStore(
@@ -97,6 +100,8 @@ class Chief:
             newest=lambda: (self._newest_version, self._learner.updates if self._learner else 0),
             lifecycle=lifecycle,
             log=log,
+            is_draining=lambda: self._drain.is_on,
+            is_paused=self._drain.is_learners_turn,
         )
         self._metrics = Metrics("learner", run_id)
         self._collaboration = Collaboration(
@@ -116,7 +121,10 @@ class Chief:
             status=self._status,
             num_actors=config.actor.count,
             max_updates=settings.max_updates,
-            waiting_for=lambda: self._replay.waiting_for or self._collaboration.waiting_for,
+            waiting_for=lambda: self._waiting_for,
+            waited_s=lambda: self._waited_s,
+            helpers=self._collaboration.helpers,
+            drain=self._drain,
             fail=lifecycle.fail,
             log=log,
         )
@@ -181,10 +189,23 @@ class Chief:
 
     def _pulse(self) -> Pulse:
         updates = self._status.progress.updates
-        waiting = self._replay.waiting_for or self._collaboration.waiting_for
+        waiting = self._waiting_for
         if self._status.run_state == parameters_pb2.RUN_STATE_FINISHED:
             waiting = "waiting for readers to hear that training is finished"
         return Pulse(updates, waiting, f"{updates} of {self._config.learner.max_updates} updates")
+
+    @property
+    def _waiting_for(self) -> str:
+        """One sentence while training does not go on; empty otherwise."""
+        if self._drain.is_at_rest:
+            return f"the run is drained; {UNDO}"
+        return self._replay.waiting_for or self._collaboration.waiting_for
+
+    @property
+    def _waited_s(self) -> float:
+        if self._drain.is_at_rest:
+            return self._drain.state().seconds
+        return self._replay.waited_s or self._collaboration.waited_s
 
     def train(self) -> None:
         """Wait for a first actor, then train until the last update or the stop; ends with a checkpoint."""
@@ -210,6 +231,7 @@ class Chief:
 
     def _train(self, learner: Learner, schema: Schema, monitor: Monitor) -> None:
         from services.learner.loop import train
+        from services.learner.rest import Rest
 
         settings = self._config.learner
         statistics = self._make_statistics(learner)
@@ -228,10 +250,24 @@ class Chief:
             learner, schema.digest, publish=publisher.publish_learn, stopping=self._lifecycle.stopping
         )
         self._status.run_state = parameters_pb2.RUN_STATE_TRAINING
+        rest = Rest(
+            self._drain,
+            self._lifecycle,
+            collaboration=self._collaboration,
+            replay=self._replay,
+            steps=self._steps,
+            staleness=staleness,
+            publisher=publisher,
+            monitor=monitor,
+            checkpointer=checkpointer,
+            folder=self._folder,
+            updates=lambda: learner.updates,
+        )
         try:
             least = self._config.replay.min_size_to_sample
             if statistics.wait_for_first(self._replay, self._lifecycle, min_steps=least):
                 publisher.publish()
+            self._drain.loop_begins()
             train(
                 updater,
                 self._replay,
@@ -240,19 +276,13 @@ class Chief:
                 staleness,
                 publish_if_due=publisher.publish_if_due,
                 checkpoint_if_due=checkpointer.save_if_due,
+                rest=rest,
                 max_updates=settings.max_updates,
                 importance_exponent=settings.importance_exponent,
             )
         except Stopped:
             self._log.info("training stops early", updates=learner.updates, reason=self._lifecycle.reason)
-        self._collaboration.end("the chief stops training")
-        self._replay.finish()
-        self._steps.poll_once(self._replay)
-        staleness.close(learner.updates)
-        publisher.publish()
-        checkpointer.finish()
-        monitor.show(learner.updates)
-        self._folder.save_progress(self._status.progress)
+        rest.end()
 
     def _make_statistics(self, learner: Learner) -> ObservationStatistics:
         settings = self._config.normalization
@@ -266,7 +296,13 @@ class Chief:
 
         settings = self._config.staleness
         rules = StalenessRules(settings.max_lag_updates, settings.loss_half_life_updates)
-        return DataStaleness(rules, self._store, self._folder.staleness, self._metrics, run=self._config.run.name)
+
+        def show(row: LedgerRow) -> None:
+            self._status.last_row = row
+
+        return DataStaleness(
+            rules, self._store, self._folder.staleness, self._metrics, run=self._config.run.name, on_row=show
+        )
 
     def _make_checkpointer(
         self, learner: Learner, schema: Schema, monitor: Monitor, average: AveragedParameters

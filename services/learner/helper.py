@@ -109,6 +109,7 @@ class Helper:
             lifecycle=self._lifecycle,
             log=self._log,
             security=self._security,
+            data_waiting_for=lambda: self._replay.waiting_for,
         )
         self._replay.start(schema)
         self._contribute(learner, self._chief, encoder)

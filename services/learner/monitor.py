@@ -82,6 +82,10 @@ class Monitor:
         if self._clock() - self._shown_at >= SHOW_PERIOD_S:
             self.show(updates)
 
+    def rested(self, seconds: float) -> None:
+        """The run was at rest for so long, which is no time of training."""
+        self._started_at += seconds
+
     def show(self, updates: int) -> None:
         """Bring `GetInfo`, metrics and events up to date."""
         self._shown_at = self._clock()
@@ -92,7 +96,8 @@ class Monitor:
         newest = self._store.newest
         self._updates.set(updates)
         self._version.set(newest.version if newest else 0)
-        self._prefetch.set(self._queue_depth())
+        status.prefetched = self._queue_depth()
+        self._prefetch.set(status.prefetched)
         self._seconds.set(status.progress.training_seconds)
         self._events.scalar("lag/p50_updates", status.lag_p50, updates)
         self._events.scalar("lag/p95_updates", status.lag_p95, updates)

@@ -9,6 +9,7 @@ from typing import Callable, Dict, List, Tuple
 
 from services.replay.table_info import WaiterInfo
 
+SAME_WAIT_S = 5.0  # who comes back so soon has waited all the time
 Place = Tuple[int, int]  # (round, ticket): lower goes first
 
 
@@ -21,6 +22,15 @@ class _Waiter:
     place: Place
     woken: threading.Condition
     displaced: bool = False
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What is kept of a call that left without success."""
+
+    place: Place
+    since_s: float  # when it began to wait
+    left_s: float
 
 
 class WaitingRoom:
@@ -36,7 +46,7 @@ class WaitingRoom:
         self._lock = lock
         self._clock = clock
         self._lines: Dict[str, List[_Waiter]] = {}
-        self._kept: Dict[Tuple[str, str], Place] = {}  # of those who left without success, by call and peer
+        self._kept: Dict[Tuple[str, str], _Kept] = {}  # of those who left without success, by call and peer
         self._tickets = 0
         self._interruption = ""  # why nobody may wait any more; empty while all is well
 
@@ -64,12 +74,16 @@ class WaitingRoom:
         if not line and not why:
             self._kept.pop((call, peer_name), None)
             return ""
-        place = self._place(line, call, peer_name)
-        waiter = _Waiter(peer_name, call, self._clock(), why, place, threading.Condition(self._lock))
+        kept = self._kept.pop((call, peer_name), None)
+        place = kept.place if kept else self._place(line, peer_name)
+        now_s = self._clock()
+        is_the_same_wait = kept is not None and now_s - kept.left_s <= SAME_WAIT_S
+        since_s = kept.since_s if kept and is_the_same_wait else now_s
+        waiter = _Waiter(peer_name, call, since_s, why, place, threading.Condition(self._lock))
         standing = [other for other in line if not other.displaced]
         if len(standing) >= room:
             if not standing or standing[-1].place < place:
-                self._kept[call, peer_name] = place
+                self._kept[call, peer_name] = _Kept(place, since_s, now_s)
                 return f"{room} other {call.lower()}s wait already, since {why or line[0].reason}"
             # The last of a full line leaves for one who came before it and was turned away then.
             standing[-1].displaced = True
@@ -79,16 +93,16 @@ class WaitingRoom:
         try:
             if self._stay(line, waiter, reason, max_wait_s):
                 return ""
-            self._kept[call, peer_name] = min(place, self._kept.get((call, peer_name), place))
+            other = self._kept.get((call, peer_name))  # of another call of this peer
+            if other is not None:
+                place, since_s = min(place, other.place), min(since_s, other.since_s)
+            self._kept[call, peer_name] = _Kept(place, since_s, self._clock())
             return self._interruption or waiter.reason
         finally:
             line.remove(waiter)
             self._wake_first(line)
 
-    def _place(self, line: List[_Waiter], call: str, peer_name: str) -> Place:
-        kept = self._kept.pop((call, peer_name), None)
-        if kept is not None:
-            return kept
+    def _place(self, line: List[_Waiter], peer_name: str) -> Place:
         self._tickets += 1
         own = [other.place[0] for other in line if other.peer_name == peer_name]
         first = line[0].place[0] if line else 0

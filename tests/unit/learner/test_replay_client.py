@@ -178,7 +178,7 @@ def test_the_tail_is_delivered_at_the_end(client: ReplayClient, replay: Replay, 
     table = replay.fill()
     client.start(SCHEMA)
     drawn = [client.next() for _ in range(2)]
-    client._paused.set()  # no draw will carry them
+    client._ended.set()  # no draw will carry them
     for thread in lifecycle._threads:
         thread.join(10)
     for one in drawn:
