@@ -8,7 +8,6 @@ from rich.text import Text
 
 from services.cli import figures
 from services.cli.snapshot import ActorState, HelperState, ProcessState, ReaderState, Snapshot, TrainingState
-from services.cli.staleness_view import NAMES
 
 SILENT_S = 5.0  # an actor whose last chunk is older, or a service whose last answer is
 ASKS_WITHIN_S = 20.0  # a reader that asked for nothing for longer
@@ -27,12 +26,11 @@ def flow_lines(training: TrainingState) -> List[Text]:
 def _stations(training: TrainingState) -> Text:
     replay, learner = training.replay, training.learner
     buffered = sum(actor.buffered_steps for actor in training.actors.values())
-    actors = f"{figures.rate(replay.steps_per_s)} steps/s, {figures.count(buffered)} buffered" if replay else "?"
-    ring = f"{figures.rate(replay.samples_per_s)} items/s of {figures.count(replay.items)}" if replay else "?"
+    actors = f"{figures.rate(replay.steps_per_s)} steps/s +{figures.rate(buffered)} buffered" if replay else "?"
+    ring = f"{figures.rate(replay.samples_per_s)} items/s" if replay else "?"
     training_text = version = "?"
     if learner is not None:
-        ahead = f"{learner.prefetched_batches} batches ahead"
-        training_text = f"{figures.rate(learner.updates_per_s)} updates/s, {ahead}"
+        training_text = f"{figures.rate(learner.updates_per_s)} updates/s +{learner.prefetched_batches} batches"
         version = str(learner.version)
     parts = [
         (f"{len(training.actors)} actors ", actors),
@@ -52,11 +50,11 @@ def _lag(training: TrainingState) -> Text:
     learner = training.learner
     if learner is None or not learner.lag_parts:
         return Text(" lag by part: not known yet", style=DIM)
-    line = Text(" lag, updates p50/p95: ", style=DIM, no_wrap=True, overflow="ellipsis")
+    line = Text(" lag p50/p95", style=DIM, no_wrap=True, overflow="ellipsis")
     for part in learner.lag_parts:
-        line.append(f"{NAMES.get(part.name, part.name)} ", style=DIM)
+        line.append(f" · {part.name.replace('_', ' ')} ", style=DIM)
         line.append(f"{part.p50_updates:.0f}/{part.p95_updates:.0f}", style="bold")
-        line.append(f" ({part.mean_s:.3g} s)   ", style=DIM)
+        line.append(f" {part.mean_s:.2g} s", style=DIM)
     return line
 
 

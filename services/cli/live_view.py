@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from typing import List, Optional, Tuple
+from typing import List, Optional, Sequence, Tuple
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -26,7 +26,9 @@ GOOD, BAD, DIM = "green", "bold red", "dim"
 GOOD_SUCCESS = 0.5
 
 
-def render(snapshot: Snapshot, width: int = 100, height: int = 20, hint: str = HINT) -> RenderableType:
+def render(
+    snapshot: Snapshot, width: int = 100, height: int = 20, hint: str = HINT, lines: Sequence[Text] = ()
+) -> RenderableType:
     """Draw a run.
 
     Args:
@@ -34,9 +36,10 @@ def render(snapshot: Snapshot, width: int = 100, height: int = 20, hint: str = H
         width: columns of the terminal.
         height: lines that may be used; processes that do not fit are summed up in one line.
         hint: what keys do, at the upper right.
+        lines: to show between the panels and the processes.
     """
-    parts: List[RenderableType] = [_title(snapshot, hint), _upper(snapshot, width)]
-    rows = height - 1 - PANEL_ROWS - 2
+    parts: List[RenderableType] = [_title(snapshot, hint), _upper(snapshot, width), *lines]
+    rows = height - 1 - PANEL_ROWS - 2 - len(lines)
     if rows >= 2:
         parts.append(_processes(snapshot, rows))
     return Group(*parts)

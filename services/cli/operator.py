@@ -48,6 +48,7 @@ class Operator:
             raise UserError(str(error)) from None
         security = client_security(section, *named)
         self._channels: Dict[str, grpc.Channel] = {address: connect(address, security) for address in set(named)}
+        self._why: Dict[str, str] = {}  # by service, why it did not answer last
         self._peer = Peer("", experience_pb2.ROLE_OPERATOR, "operator").to_proto()
 
     def __enter__(self) -> Self:
@@ -152,7 +153,8 @@ class Operator:
         while True:
             try:
                 return self._ask(method, request, service, timeout_s)
-            except Unavailable:
+            except Unavailable as error:
+                self._why[service] = str(error)
                 if time.monotonic() > until_s:
                     return None
             time.sleep(0.05)
@@ -161,12 +163,13 @@ class Operator:
         try:
             return self._ask(method, request, service, timeout_s)
         except Unavailable as error:
-            raise UserError(self.silence(service, str(error))) from None
+            self._why[service] = str(error)
+            raise UserError(self.silence(service)) from None
 
-    def silence(self, service: str, why: str = "") -> str:
-        """The sentence for a service that does not answer."""
+    def silence(self, service: str) -> str:
+        """The sentence for a service that did not answer."""
         address = getattr(self.addresses, service)
-        because = f" ({why})" if why else ""
+        because = f" ({self._why[service]})" if service in self._why else ""
         return (
             f"no answer from a {service} at {address}{because}; is it running? The line `{service} listens` of its log "
             "has the address"

@@ -9,8 +9,9 @@ import time
 from dataclasses import asdict
 from typing import Any, Dict, Sequence, TextIO
 
-from rich.console import Console, Group
+from rich.console import Console, RenderableType
 from rich.live import Live
+from rich.text import Text
 
 from services.cli.arguments import add_target, split_overrides
 from services.cli.flow_view import SORTS, flow_lines, snapshot_of
@@ -27,7 +28,8 @@ TIMEOUT_S = 2.0
 ONCE_GAP_S = 1.0  # between the two looks of one frame: rates need two
 FRAME_S = 0.5
 FRAME_WIDTH = 120  # of a frame that goes to no terminal
-FIXED_ROWS = 16  # of a frame, beside a row a process
+MAX_OTHERS = 3  # waits of what is no process, such as a drain
+FIXED_ROWS = 20  # of a frame, beside a row a process
 HELP = "q quits · s sorts by"
 
 
@@ -46,13 +48,15 @@ class Top:
         self._run = run
         self._sort = sort
 
-    def frame(self, width: int, height: int) -> Group:
+    def frame(self, width: int, height: int) -> RenderableType:
         """What is known now, for a terminal of this size."""
         training = self._poller.state()
         snapshot = snapshot_of(training, self._run, self._sort)
-        lines = flow_lines(training)
         hint = f"{HELP} {SORTS[(SORTS.index(self._sort) + 1) % len(SORTS)]}"
-        return Group(*lines, render(snapshot, width, height - len(lines), hint))
+        named = {process.name for process in snapshot.processes}
+        others = [wait for wait in training.waits if wait.who not in named][:MAX_OTHERS]
+        lines = [*flow_lines(training), *(Text(f" {wait.who}: {wait.short()}", style="yellow") for wait in others)]
+        return render(snapshot, width, height, hint, lines)
 
     def press(self, key: str) -> bool:
         """Act on a key; False: it is over."""

@@ -235,6 +235,9 @@ class ReplayClient:
 
     def _draw_until_stopped(self) -> None:
         while not self._is_over():
+            if self._is_paused():
+                self._lifecycle.stopping.wait(WAIT_S)
+                continue
             ring = self._ring
             left = self._batches_per_sample if ring else self._batches_of_rows
             if not self._queue.reserve(left, WAIT_S):
@@ -242,7 +245,6 @@ class ReplayClient:
             try:
                 self._count_call(1)  # before the question: whoever finds no call under way knows that none begins
                 if self._is_paused():
-                    self._lifecycle.stopping.wait(WAIT_S)
                     continue
                 for drawn in self._draw(left, ring):
                     self._queue.put(drawn)
