@@ -51,7 +51,9 @@ def learner_info(updates=100, version=5, success=0.5, evaluated=4, chief=1):
         waiting_for="waiting for the replay",
         waiting_seconds=3.5,
         prefetched_batches=6,
-        drain=parameters_pb2.DrainState(phase=parameters_pb2.DRAIN_PHASE_ACTORS),
+        drain=parameters_pb2.DrainState(
+            phase=parameters_pb2.DRAIN_PHASE_ACTORS, waiting_for="waiting for actors", seconds=4.0
+        ),
         lag_parts=[parameters_pb2.LagPart(name="ring", p50_updates=10, p95_updates=30, mean_seconds=1.5)],
         helpers=[parameters_pb2.HelperInfo(name="helper-0", pushes=9, lease_left_seconds=4)],
         readers=[
@@ -159,6 +161,7 @@ def test_both_are_asked_as_an_operator_and_silence_is_noticed(services):
             "actor-0": "0:01 its Insert: long",
             "actor-1": "0:07 the environment hangs: step has not returned",
             "learner": "0:03 waiting for the replay",
+            "the drain": "0:04 waiting for actors",
         }
         assert {name: reader.lag_updates for name, reader in state.readers.items()} == {"evaluator": 40, "actor-1": 0}
         assert state.learner.prefetched_batches == 6

@@ -49,6 +49,7 @@ def test_one_frame_has_the_flow_the_panels_and_each_process(
         "1 actors 0.0 steps/s +40.0 buffered ─▶ replay 0.0 items/s ─▶ learner 0.0 updates/s +6 batches ─▶ version 5",
         "ring 10/30",
         "draining: actors",
+        "the drain: 0:04 waiting for actors",
         "● replay",
         "● helper-0",
         "● actor-0",

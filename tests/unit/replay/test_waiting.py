@@ -166,3 +166,21 @@ def test_deadlines_and_interruptions_end_a_wait(gate: Gate) -> None:
         thread.join(10.0)
     assert gate.room.count("Insert") == 0
     assert gate.pass_through("c") == "the replay is stopping"
+
+
+def test_a_call_that_comes_back_at_once_has_waited_all_the_time(gate: Gate) -> None:
+    began_s = time.monotonic()
+    for _ in range(3):
+        assert gate.pass_through("a", 0.1) == "no token"
+    gate.start("a")
+    with gate.lock:
+        (waiter,) = gate.room.waiters()
+    assert waiter.seconds >= 0.3
+    assert waiter.seconds <= time.monotonic() - began_s
+    gate.give()
+    _until(lambda: gate.served == ["a"])
+    gate.start("a")  # another wait: it was served in between
+    with gate.lock:
+        assert gate.room.waiters()[0].seconds < 0.3
+    gate.give()
+    _until(lambda: len(gate.served) == 2)
