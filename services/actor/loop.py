@@ -91,7 +91,10 @@ class _Lanes:
                 if is_over and (is_last_step or not self._has_stepped or not self._writer.is_empty):
                     return
                 is_last_step = is_over
-                self._step(self._parameters.wait_for_newest(max_policy_age_s))
+                newest = self._parameters.wait_for_newest(max_policy_age_s)
+                if self._parameters.is_draining and not self._has_stepped:
+                    return  # the first set came with the word that the run is drained
+                self._step(newest)
 
     def _step(self, newest: ParameterSet) -> None:
         if newest is not self._acting:

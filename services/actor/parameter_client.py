@@ -66,6 +66,7 @@ class ParameterClient:
             waiting_for=waiting_for,
             is_drained=is_drained,
         )
+        self._newest: Optional[ParameterSet] = None
         self._poll_period_s = poll_period_s
         self._ask_again_s = 0.0  # as the chief wishes while hints come
         self._max_age_s = math.inf  # beyond which whoever waits for parameters parks
@@ -86,7 +87,7 @@ class ParameterClient:
     @property
     def newest(self) -> Optional[ParameterSet]:
         """The newest set at hand; None before the first."""
-        return self._download.newest
+        return self._newest
 
     @property
     def newest_known_version(self) -> int:
@@ -148,7 +149,8 @@ class ParameterClient:
         self._ask_again_s = manifest.ask_again_seconds
         self.run_state = manifest.run_state
         with self._changed:
-            self.is_draining = manifest.draining
+            self.is_draining = manifest.draining  # before the set: who acts with it knows that it must not
+            self._newest = self._download.newest
             self._changed.notify_all()
         return manifest
 

@@ -78,7 +78,8 @@ def test_what_an_actor_does_arrives_as_exact_items(
     parameters: Any = OneSet()
 
     def on_step(number: int) -> None:
-        parameters.is_draining = number == drained_at
+        if number == drained_at:
+            parameters.is_draining = True
         if number == steps:
             lifecycle.stop("test")
 

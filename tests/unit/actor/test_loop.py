@@ -189,3 +189,18 @@ def test_an_actor_without_parameters_comes_to_rest_too(clock: FakeClock, lifecyc
     acting.run()
     assert acting.rests == [0]
     assert _lengths(acting) == [2]
+
+
+def test_the_first_set_may_come_with_the_word_of_the_drain(clock: FakeClock, lifecycle: Lifecycle) -> None:
+    acting = Acting(clock, lifecycle, stop_at=2)
+    wait_for_newest = acting.parameters.wait_for_newest
+
+    def with_the_word(max_age_s: float) -> ParameterSet:
+        newest = wait_for_newest(max_age_s)
+        acting.parameters.is_draining = not acting.rests
+        return newest
+
+    acting.parameters.wait_for_newest = with_the_word  # type: ignore[method-assign]
+    acting.run()
+    assert acting.rests == [0]  # no step was made before
+    assert _lengths(acting) == [2]

@@ -11,6 +11,7 @@ import pytest
 
 from services.common.errors import UserError
 from services.common.lifecycle import STOP_BUDGET_S, Lifecycle
+from services.common.rpc import Stopped
 from services.learner.checkpoint import Checkpoint, CheckpointFolder
 from services.learner.checkpointer import Checkpointer
 from tests.conftest import Eventually
@@ -156,3 +157,38 @@ def test_it_writes_real_files(tmp_path: Path, clock: FakeClock, lifecycle: Lifec
     Checkpointer(folder, lambda _spare: _at(3), period_s=5.0, clock=clock, lifecycle=lifecycle).finish()
     loaded: Any = folder.load_newest()
     assert loaded.progress.updates == 3
+
+
+def test_a_rest_writes_the_present_state_behind_what_is_on_its_way_and_the_period_begins_anew(
+    parts: Any, clock: FakeClock, eventually: Eventually
+) -> None:
+    folder, take, checkpointer = parts
+    folder.gate.clear()
+    take.updates = 1
+    clock.now_s += 5
+    checkpointer.save_if_due()
+    take.updates = 2
+    rest = threading.Thread(target=checkpointer.save_now)
+    rest.start()
+    rest.join(0.2)
+    assert rest.is_alive()  # the first holds the memory that the second is copied into
+    folder.gate.set()
+    rest.join(10)
+    assert folder.saved == [1, 2]
+    clock.now_s += 4.9
+    checkpointer.save_if_due()
+    clock.now_s += 0.2
+    take.updates = 3
+    checkpointer.save_if_due()
+    eventually(lambda: folder.saved == [1, 2, 3])
+
+
+def test_a_stop_ends_a_rest_whose_checkpoint_has_to_wait(parts: Any, clock: FakeClock, lifecycle: Lifecycle) -> None:
+    folder, _take, checkpointer = parts
+    folder.gate.clear()
+    clock.now_s += 5
+    checkpointer.save_if_due()
+    lifecycle.stop("test")
+    with pytest.raises(Stopped):
+        checkpointer.save_now()
+    folder.gate.set()
