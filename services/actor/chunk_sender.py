@@ -208,7 +208,7 @@ class ChunkSender:
             return
         self._told_s = time.monotonic()
         request = replay_pb2.InsertRequest(peer=self._peer, waiting_for=sentence)
-        with contextlib.suppress(Unavailable):
+        with contextlib.suppress(Unavailable, Refused):  # a replay of an older version knows no such word
             response = call_once(self._stub.Insert, request, timeout_s=TELL_PERIOD_S)
             self._on_version(response.newest_version)
             self._on_draining(response.draining)

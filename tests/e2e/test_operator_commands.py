@@ -135,7 +135,8 @@ def test_what_was_drained_is_there_after_everything_was_killed(up: Up, tmp_path:
 @pytest.mark.timeout(300)
 def test_top_and_why_survive_a_learner_that_is_killed_and_say_so(up: Up, tmp_path: Path) -> None:
     flags = ["--actor.max_policy_age_s", "2", "--learner.max_updates", "1000000", "--actor.count", "1"]
-    launcher = up(REACH, "--run.name", "away", *flags)
+    # Without a limit nothing else holds the actor: with one it would wait for samples that nobody draws.
+    launcher = up(REACH, "--run.name", "away", "--replay.samples_per_insert", "0", *flags)
     folder = tmp_path / "runs" / "away"
     wait_for_updates(folder, 20)
     os.kill(launcher.children()["learner"], signal.SIGSTOP)
