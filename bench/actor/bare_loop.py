@@ -72,7 +72,9 @@ def _alternate(actor: Actor, rounds: int, round_s: float) -> Dict[str, Any]:
     def with_services(steps: int) -> None:
         life = Lifecycle()
         env: Any = Stopping(group.env, life, steps)
-        replace(group, env=env).act(actor.parameters, send=actor.send, max_policy_age_s=60.0, lifecycle=life)
+        replace(group, env=env).act(
+            actor.parameters, send=actor.send, rest=lambda: None, max_policy_age_s=60.0, lifecycle=life
+        )
 
     def without(steps: int) -> None:
         bare(group.env, group.policy, newest.parameters, steps, group.seed)

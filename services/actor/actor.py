@@ -63,7 +63,8 @@ class Actor:
             poll_period_s=settings.poll_period_s,
             lifecycle=lifecycle,
             log=log,
-            waiting_for=lambda: self._watchdog.waiting_for or self._sender.unanswered,
+            waiting_for=lambda: self._watchdog.waiting_for or self._sender.unanswered or self._idle_for(),
+            is_drained=self._is_drained,
             security=security,
             parked=partial(waits.on, "parked"),
             away=partial(waits.on, "chief_away"),
@@ -94,17 +95,21 @@ class Actor:
             buffer_chunks=settings.buffer_chunks,
             drop_oldest=settings.on_full == "drop_oldest",
             on_version=self.parameters.hint,
+            on_draining=self.parameters.hint_draining,
+            idle_for=lambda: self._watchdog.waiting_for or self._idle_for(),
             stopping=lifecycle.stopping,
             log=log,
             codec=settings.compression,
             on_drop=self._counts.on_drop,
-            on_acknowledged=self._counts.on_acknowledged,
+            on_acknowledged=self._on_acknowledged,
             security=security,
             full=partial(waits.on, "replay_full"),
             away=partial(waits.on, "replay_away"),
         )
         self._others: List[threading.Thread] = []  # that act, beside the caller of `run`
         self._num_chunks = 0  # handed to the sender
+        self._resting = 0  # lane groups that are, since the run is drained
+        self._resting_lock = threading.Lock()
         self._writers = [self._make_writer(group) for group in range(self._num_groups)]
 
     def run(self) -> None:
@@ -173,7 +178,40 @@ class Actor:
         waiting = self._sender.waiting_for or self.parameters.waiting_for
         if self.parameters.newest is None:
             waiting = waiting or "waiting for the chief's first parameters"
+        waiting = waiting or self._idle_for()
         return Pulse(self._num_chunks, waiting, f"{self._sender.acknowledged_steps} steps acknowledged")
+
+    def _idle_for(self) -> str:
+        """One sentence while nothing is acted that could be; empty otherwise."""
+        if self._resting == self._num_groups:
+            return "at rest: the run is drained"
+        return self.parameters.parked_for
+
+    def _is_drained(self) -> bool:
+        """Whether all lane groups are at rest, and all that they made is acknowledged."""
+        return self._resting == self._num_groups and self._sender.is_empty
+
+    def _on_acknowledged(self, seconds: float) -> None:
+        self._counts.on_acknowledged(seconds)
+        if self._is_drained():
+            self.parameters.ask_now()  # which tells it
+
+    def _rest(self) -> None:
+        """A lane group has handed over all that it made: wait until the run goes on.
+
+        Raises:
+            Stopped: the process is to end.
+        """
+        self._count_resting(1)
+        self.parameters.ask_now()  # which tells it, if all is acknowledged
+        try:
+            self.parameters.wait_while_draining()
+        finally:
+            self._count_resting(-1)
+
+    def _count_resting(self, change: int) -> None:
+        with self._resting_lock:
+            self._resting += change
 
     def _make_writer(self, group: int) -> ChunkWriter:
         env = self._envs[group]
@@ -216,6 +254,7 @@ class Actor:
         group.act(
             self.parameters,
             send=self.send,
+            rest=self._rest,
             max_policy_age_s=self._config.actor.max_policy_age_s,
             lifecycle=self._lifecycle,
         )

@@ -24,6 +24,8 @@ from shoal.v1 import experience_pb2, replay_pb2, replay_pb2_grpc
 
 INSERT_WAIT_S = 2.0  # how long the replay may hold an Insert before it answers BLOCKED
 CALL_MARGIN_S = 3.0  # a stop must not wait longer for a replay that is frozen
+LOOK_S = 0.5  # while nothing is to be sent
+TELL_PERIOD_S = 2.0  # between two words to the replay while nothing is sent
 FLUSH_BUDGET_S = 2.0  # of a stop: what cannot be delivered in it is dropped and counted
 
 
@@ -59,6 +61,8 @@ class ChunkSender:
         buffer_chunks: int,
         drop_oldest: bool,
         on_version: Callable[[int], None],
+        on_draining: Callable[[bool], None] = lambda _draining: None,
+        idle_for: Callable[[], str] = lambda: "",
         stopping: threading.Event,
         log: Log,
         codec: str = "none",
@@ -77,6 +81,8 @@ class ChunkSender:
             buffer_chunks: chunks that may wait.
             drop_oldest: when the buffer is full, drop its oldest chunk (counted) rather than hold the caller.
             on_version: told the chief's newest version with each acknowledgement.
+            on_draining: told with each acknowledgement whether the chief brings the run to rest.
+            idle_for: what keeps the actor from acting, in one sentence or none; the replay is told meanwhile.
             stopping: ends the waits; `run` then delivers what it can.
             log: where waits are said.
             codec: "none", "lz4" or "zstd": how images are packed.
@@ -95,6 +101,10 @@ class ChunkSender:
         self._buffer_chunks = buffer_chunks
         self._drop_oldest = drop_oldest
         self._on_version = on_version
+        self._on_draining = on_draining
+        self._idle_for = idle_for
+        self._told_s = 0.0  # when the replay was told last
+        self._in_flight = False
         self._stopping = stopping
         self._log = log
         self._queue: Deque[_Queued] = deque()
@@ -126,6 +136,12 @@ class ChunkSender:
     def depth(self) -> int:
         """Chunks that wait."""
         return len(self._queue)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits and nothing is on its way."""
+        with self._changed:
+            return not self._queue and not self._in_flight
 
     @property
     def dropped_steps(self) -> Dict[str, int]:
@@ -183,18 +199,36 @@ class ChunkSender:
     def _deliver_until_stopped(self) -> None:
         while True:
             with self._changed:
-                while not self._queue and not self._closed:
-                    self._changed.wait(0.5)
-                if not self._queue or self._stopping.is_set():
+                if not self._queue and not self._closed:
+                    self._changed.wait(LOOK_S)
+                if (self._closed and not self._queue) or (self._queue and self._stopping.is_set()):
                     return
-                queued = self._queue.popleft()
+                queued = self._queue.popleft() if self._queue else None
+                self._in_flight = queued is not None
                 self._changed.notify_all()
+            if queued is None:
+                self._tell()
+                continue
             try:
                 self._deliver(queued)
             except Stopped:
                 with self._changed:
                     self._queue.appendleft(queued)
                 return
+
+    def _tell(self) -> None:
+        """Tell the replay now and then why no chunk comes: people ask it when the chief is away."""
+        sentence = self._idle_for()
+        if not sentence or self._stopping.is_set() or time.monotonic() - self._told_s < TELL_PERIOD_S:
+            return
+        self._told_s = time.monotonic()
+        request = replay_pb2.InsertRequest(peer=self._peer, waiting_for=sentence)
+        with contextlib.suppress(Unavailable, Refused):  # a replay of an older version knows no such word
+            response = call_once(self._stub.Insert, request, timeout_s=TELL_PERIOD_S)
+            self._on_version(response.newest_version)
+            self._on_draining(response.draining)
+            if response.status == replay_pb2.INSERT_STATUS_FENCED:
+                raise Fenced(response.reason)
 
     def _deliver(self, queued: _Queued) -> None:
         began_s = time.monotonic()
@@ -213,6 +247,7 @@ class ChunkSender:
         """Whether the chunk is done with; False: send it again."""
         status = response.status
         self._on_version(response.newest_version)
+        self._on_draining(response.draining)
         if status in (replay_pb2.INSERT_STATUS_APPLIED, replay_pb2.INSERT_STATUS_DUPLICATE):
             self._log.debug("a chunk is acknowledged", chunk=self._id_of(queued), steps=queued.num_valid)
             self._sequences[queued.lane_group] = self._sequence_of(queued) + 1
@@ -220,6 +255,7 @@ class ChunkSender:
             self._blocked = ""
             self.acknowledged_steps += queued.num_valid
             self.acknowledged_bytes += queued.num_bytes
+            self._in_flight = False
             return True
         if status == replay_pb2.INSERT_STATUS_NEED_SCHEMA:
             self._send_schema = True

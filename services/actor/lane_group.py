@@ -41,6 +41,7 @@ class LaneGroup:
         parameters: ParameterClient,
         *,
         send: Callable[[Chunk], None],
+        rest: Callable[[], None],
         max_policy_age_s: float,
         lifecycle: Lifecycle,
     ) -> None:
@@ -51,6 +52,7 @@ class LaneGroup:
             parameters,
             self.writer,
             send=send,
+            rest=rest,
             rng=np.random.default_rng(self.seed),
             seed=self.seed,
             max_policy_age_s=max_policy_age_s,

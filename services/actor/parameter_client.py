@@ -7,6 +7,7 @@ import math
 import random
 import threading
 import time
+from functools import partial
 from typing import Callable, Optional
 
 from services.common.lifecycle import Lifecycle
@@ -24,6 +25,10 @@ HINTS_ALIVE_S = 10.0  # hints that came so lately are relied upon: the poll is s
 JITTER = 0.25  # of a poll's period, to both sides: readers that began together do not ask together
 
 
+class Draining(Exception):
+    """The run is being brought to rest, and there is nothing to act with meanwhile."""
+
+
 class ParameterClient:
     """Keeps the newest set at hand; one slot, no queue."""
 
@@ -37,6 +42,7 @@ class ParameterClient:
         log: Log,
         role: parameters_pb2.ParameterRole.ValueType = parameters_pb2.PARAMETER_ROLE_ACT,
         waiting_for: Callable[[], str] = lambda: "",
+        is_drained: Callable[[], bool] = lambda: False,
         security: ClientSecurity = CALL_IN_THE_CLEAR,
         parked: Held = contextlib.nullcontext,
         away: Held = contextlib.nullcontext,
@@ -51,6 +57,7 @@ class ParameterClient:
             log: told of waits and of damaged answers.
             role: which set.
             waiting_for: what the process waits for, in one sentence or none; told to the chief, whom people ask.
+            is_drained: whether the process is at rest since the run is drained; told to the chief.
             security: certificates and token.
             parked: entered while whoever acts waits for parameters.
             away: entered while the chief does not answer.
@@ -58,8 +65,15 @@ class ParameterClient:
         self._caller = Caller("chief", address, lifecycle.stopping, log, security=security, held=away)
         self._parked = parked
         self._download = ParameterDownload(
-            self._caller, peer=peer, role=role, stopping=lifecycle.stopping, log=log, waiting_for=waiting_for
+            self._caller,
+            peer=peer,
+            role=role,
+            stopping=lifecycle.stopping,
+            log=log,
+            waiting_for=waiting_for,
+            is_drained=is_drained,
         )
+        self._newest: Optional[ParameterSet] = None
         self._poll_period_s = poll_period_s
         self._ask_again_s = 0.0  # as the chief wishes while hints come
         self._max_age_s = math.inf  # beyond which whoever waits for parameters parks
@@ -67,6 +81,10 @@ class ParameterClient:
         self._log = log
         self._rng = random.Random()
         self._hinted_version = 0
+        self._hinted_draining = False
+        self._asks_now = False
+        self._num_parked = 0  # who waits in `wait_for_newest`
+        self.is_draining = False  # as the chief said last
         self._hinted_at = -HINTS_ALIVE_S
         self._changed = threading.Condition()
         self._confirmed_at = time.monotonic()
@@ -76,7 +94,7 @@ class ParameterClient:
     @property
     def newest(self) -> Optional[ParameterSet]:
         """The newest set at hand; None before the first."""
-        return self._download.newest
+        return self._newest
 
     @property
     def newest_known_version(self) -> int:
@@ -103,6 +121,30 @@ class ParameterClient:
                 self._hinted_version = version
                 self._changed.notify_all()
 
+    def hint_draining(self, draining: bool) -> None:
+        """Somebody said whether the run is brought to rest; the chief is asked when that is news."""
+        if draining != self._hinted_draining:
+            self._hinted_draining = draining
+            self.ask_now()
+
+    def ask_now(self) -> None:
+        """Let the next question come at once: there is something to tell, or to hear."""
+        with self._changed:
+            self._asks_now = True
+            self._changed.notify_all()
+
+    @property
+    def parked_for(self) -> str:
+        """One sentence while somebody waits for parameters to act with; empty otherwise."""
+        if not self._num_parked:
+            return ""
+        if self.newest is None:
+            return "waiting for the chief's first parameters"
+        return (
+            f"parked: the chief has not confirmed its parameters for {self.age_s:.0f} s, and after "
+            f"{self._max_age_s:g} s (actor.max_policy_age_s) they are too old to act with"
+        )
+
     def fetch(self) -> parameters_pb2.GetManifestResponse:
         """Ask the chief once and take the newest set if there is one.
 
@@ -113,12 +155,17 @@ class ParameterClient:
         self._confirmed_at = time.monotonic()
         self._ask_again_s = manifest.ask_again_seconds
         self.run_state = manifest.run_state
+        with self._changed:
+            self.is_draining = manifest.draining  # before the set: who acts with it knows that it must not
+            self._newest = self._download.newest
+            self._changed.notify_all()
         return manifest
 
     def run(self) -> None:
         """Fetch on hints, and by the poll period without one; run it on a thread."""
         while not self._lifecycle.stopping.is_set():
             hinted_version = self._hinted_version
+            self._asks_now = False
             try:
                 self.fetch()
             except Stopped:
@@ -130,22 +177,33 @@ class ParameterClient:
             newest = self.newest
             is_behind = newest is None or newest.version < hinted_version
             with self._changed:
-                if self._hinted_version == hinted_version and not self._lifecycle.stopping.is_set():
-                    period_s = self._period_s()
-                    self._changed.wait(min(RETRY_S, period_s) if is_behind else period_s)
+                period_s = self._period_s()
+                self._changed.wait_for(
+                    partial(self._is_news, hinted_version), min(RETRY_S, period_s) if is_behind else period_s
+                )
+
+    def _is_news(self, hinted_version: int) -> bool:
+        return self._asks_now or self._hinted_version != hinted_version or self._lifecycle.stopping.is_set()
 
     def wait_for_newest(self, max_age_s: float) -> ParameterSet:
         """The newest set; waits for the first, and parks while none was confirmed for `max_age_s`.
 
         Raises:
+            Draining: the run is brought to rest before there is one.
             Stopped: the process is to end.
         """
         self._max_age_s = max_age_s
         newest = self.newest
         if newest is not None and self.age_s <= max_age_s:
             return newest
-        with self._parked():
-            return self._park(max_age_s)
+        with self._changed:
+            self._num_parked += 1
+        try:
+            with self._parked():
+                return self._park(max_age_s)
+        finally:
+            with self._changed:
+                self._num_parked -= 1
 
     def _park(self, max_age_s: float) -> ParameterSet:
         said = False
@@ -155,12 +213,25 @@ class ParameterClient:
                 if said:
                     self._log.info("acting goes on", version=newest.version)
                 return newest
+            if self.is_draining:
+                raise Draining
             if not said:
                 said = True
                 what = "parked: the parameters are too old" if newest else "waiting for the chief's first parameters"
                 self._log.warning(what, age_s=round(self.age_s, 1)) if newest else self._log.info(what)
             self._lifecycle.stopping.wait(0.05)
         raise Stopped
+
+    def wait_while_draining(self) -> None:
+        """Wait until the chief says that the run goes on.
+
+        Raises:
+            Stopped: the process is to end.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: not self.is_draining or self._lifecycle.stopping.is_set())
+        if self._lifecycle.stopping.is_set():
+            raise Stopped
 
     def close(self) -> None:
         self._caller.close()

@@ -15,6 +15,8 @@ from services.common.errors import EXIT_OK, EXIT_USER, UserError
 
 # Commands with a parser of their own, `run(words, output)` of a module of services.cli, and what they are for.
 COMMANDS = {
+    "top": ("top_command", "watch a running system: rates, depths, lags, who waits, who is silent"),
+    "drain": ("drain_command", "bring a run to rest, so that all of it can be stopped; --undo lets it go on"),
     "why": ("why_command", "say who waits, since when, for what, and what would release it"),
     "audit": ("audit_command", "check that every step is accounted for"),
     "staleness": ("staleness_command", "show how stale the data of a run were, by part and by actor"),

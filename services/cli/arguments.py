@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from typing import List, Sequence, Set, Tuple
 
 from services.common.errors import UserError
@@ -43,3 +44,17 @@ def refuse_repeated(words: Sequence[str]) -> None:
         if name.startswith("--") and name in seen:
             raise UserError(f"{name} is given twice; leave one of them out")
         seen.add(name)
+
+
+def add_target(parser: argparse.ArgumentParser) -> None:
+    """Add the argument that says which running system a command is about."""
+    parser.add_argument(
+        "target",
+        metavar="FILE.toml|RUN_FOLDER",
+        nargs="?",
+        help="a run file, or the folder of a run that `shoal up` watches over; without it the defaults and variables",
+    )
+    parser.epilog = (
+        "The services' addresses, certificates and token are those of the run file: --replay.addresses, "
+        "--learner.address, --security.ca, --security.token, or SHOAL_SECTION__KEY in the environment."
+    )

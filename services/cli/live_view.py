@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from typing import List, Optional, Tuple
+from typing import List, Optional, Sequence, Tuple
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -16,6 +16,7 @@ from services.cli import figures
 from services.cli.palette import colour_of
 from services.cli.snapshot import LearnerState, ProcessState, ReplayState, Snapshot
 
+HINT = "Ctrl-C stops and keeps the run"
 LABEL_WIDTH = 8
 SILENCE_SHOWN_S = 2.0
 PANEL_ROWS = 8  # lines of text in each upper panel, and its two edges
@@ -25,16 +26,20 @@ GOOD, BAD, DIM = "green", "bold red", "dim"
 GOOD_SUCCESS = 0.5
 
 
-def render(snapshot: Snapshot, width: int = 100, height: int = 20) -> RenderableType:
+def render(
+    snapshot: Snapshot, width: int = 100, height: int = 20, hint: str = HINT, lines: Sequence[Text] = ()
+) -> RenderableType:
     """Draw a run.
 
     Args:
         snapshot: what is known.
         width: columns of the terminal.
         height: lines that may be used; processes that do not fit are summed up in one line.
+        hint: what keys do, at the upper right.
+        lines: to show between the panels and the processes.
     """
-    parts: List[RenderableType] = [_title(snapshot), _upper(snapshot, width)]
-    rows = height - 1 - PANEL_ROWS - 2
+    parts: List[RenderableType] = [_title(snapshot, hint), _upper(snapshot, width), *lines]
+    rows = height - 1 - PANEL_ROWS - 2 - len(lines)
     if rows >= 2:
         parts.append(_processes(snapshot, rows))
     return Group(*parts)
@@ -76,10 +81,12 @@ def _phase(snapshot: Snapshot) -> str:
     learner = snapshot.training.learner
     if snapshot.phase != "training" or learner is None:
         return snapshot.phase
+    if learner.drain:
+        return learner.drain
     return {"waiting": "waiting for data", "finished": "finishing"}.get(learner.run_state, "training")
 
 
-def _title(snapshot: Snapshot) -> RenderableType:
+def _title(snapshot: Snapshot, hint: str) -> RenderableType:
     line = Table.grid(expand=True)
     line.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
     line.add_column(justify="right", no_wrap=True)
@@ -93,7 +100,7 @@ def _title(snapshot: Snapshot) -> RenderableType:
     )
     if snapshot.training.problem:
         left.append(f"  {snapshot.training.problem}", style=BAD)
-    line.add_row(left, Text(f"{figures.duration(snapshot.elapsed_s)} · Ctrl-C stops and keeps the run ", style=DIM))
+    line.add_row(left, Text(f"{figures.duration(snapshot.elapsed_s)} · {hint} ", style=DIM))
     return line
 
 
@@ -262,7 +269,7 @@ def _processes(snapshot: Snapshot, rows: int) -> Table:
 
 def _process_row(process: ProcessState, snapshot: Snapshot) -> List[RenderableType]:
     actor = snapshot.training.actors.get(process.name)
-    lag = snapshot.training.lags.get(process.name)
+    reader = snapshot.training.readers.get(process.name)
     mark = ("● ", GOOD) if process.healthy else ("▲ ", BAD)
     state = Text(process.state, style="" if process.healthy else BAD)
     if process.restarts:
@@ -273,7 +280,7 @@ def _process_row(process: ProcessState, snapshot: Snapshot) -> List[RenderableTy
         figures.rate(actor.steps_per_s) if actor else "",
         figures.count(actor.steps) if actor else "",
         str(actor.version) if actor else "",
-        str(lag) if lag is not None else "",
+        figures.count(reader.lag_updates) if reader is not None else "",
         Text(snapshot.waits.get(process.name, ""), style="yellow"),
     ]
 

@@ -6,18 +6,36 @@ import threading
 import time
 from collections import deque
 from dataclasses import replace
-from typing import Any, Callable, Deque, Dict, Mapping, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, Optional, Tuple
 
 import grpc
 
+from services.cli.operator import LEARNER, REPLAY, Operator
 from services.cli.rates import RateMeter
-from services.cli.snapshot import ActorState, LearnerState, ReplayState, TrainingState
-from services.common.peer import Peer
-from services.common.rpc import Refused, Unavailable, call_once, connect
-from services.common.security.transport import CALL_IN_THE_CLEAR, ClientSecurity
-from shoal.v1 import experience_pb2, parameters_pb2, parameters_pb2_grpc, replay_pb2, replay_pb2_grpc
+from services.cli.snapshot import (
+    ActorState,
+    HelperState,
+    LagPart,
+    LearnerState,
+    ReaderState,
+    ReplayState,
+    TrainingState,
+)
+from services.cli.waits import EVERY_ACTOR, EVERYBODY, waits_of
+from services.common.errors import UserError
+from shoal.v1 import experience_pb2, parameters_pb2, replay_pb2
 
 KEPT_SCORES = 4096
+ROLES = {
+    experience_pb2.ROLE_ACTOR: "actor",
+    experience_pb2.ROLE_HELPER: "helper",
+    experience_pb2.ROLE_EVALUATOR: "evaluator",
+}
+DRAIN_PHASES = {
+    parameters_pb2.DRAIN_PHASE_ACTORS: "draining: actors",
+    parameters_pb2.DRAIN_PHASE_LEARNER: "draining: learner",
+    parameters_pb2.DRAIN_PHASE_DRAINED: "drained",
+}
 RUN_STATES = {
     parameters_pb2.RUN_STATE_WAITING: "waiting",
     parameters_pb2.RUN_STATE_TRAINING: "training",
@@ -48,6 +66,7 @@ class AnswerReader:
             overwritten_steps=info.steps.overwritten,
             quarantined_steps=info.steps.quarantined,
             lost_tail_steps=info.steps.lost_tail,
+            draining=info.draining,
         )
 
     def actors(self, info: replay_pb2.GetReplayInfoResponse, now_s: float) -> Dict[str, ActorState]:
@@ -58,6 +77,8 @@ class AnswerReader:
                 steps_per_s=self._rate(f"actor {actor.name}", actor.incarnation, now_s, actor.acknowledged_steps),
                 version=actor.last_policy_version,
                 dropped_steps=sum(actor.counters.dropped_steps.values()),
+                buffered_steps=actor.counters.buffered_steps,
+                silent_s=actor.seconds_since_insert,
             )
             for actor in info.actors
         }
@@ -85,7 +106,37 @@ class AnswerReader:
             best_mean_return=info.best_mean_return,
             non_finite_updates=info.non_finite_updates,
             scores=tuple(self._scores),
+            prefetched_batches=info.prefetched_batches,
+            lag_parts=tuple(
+                LagPart(part.name, part.p50_updates, part.p95_updates, part.mean_seconds) for part in info.lag_parts
+            ),
+            drain=DRAIN_PHASES.get(info.drain.phase, ""),
         )
+
+    def readers(self, info: parameters_pb2.GetLearnerInfoResponse) -> Dict[str, ReaderState]:
+        """Each process that fetches parameters, by name."""
+        return {
+            reader.name: ReaderState(
+                role=ROLES.get(reader.role, "reader"),
+                version=reader.version,
+                lag_updates=reader.lag_updates,
+                silent_s=reader.seconds_since_call,
+                drained=reader.drained,
+            )
+            for reader in info.readers
+        }
+
+    def helpers(self, info: parameters_pb2.GetLearnerInfoResponse, now_s: float) -> Dict[str, HelperState]:
+        """Each helper that the learner knows, by name."""
+        return {
+            helper.name: HelperState(
+                pushes=helper.pushes,
+                pushes_per_s=self._rate(f"helper {helper.name}", helper.incarnation, now_s, helper.pushes),
+                lease_left_s=helper.lease_left_seconds,
+                is_awaited=helper.is_awaited,
+            )
+            for helper in info.helpers
+        }
 
     def _rate(self, name: str, life: object, now_s: float, count: float) -> float:
         """The rate of a counter within one life of what counts; what a resumed one takes over is no progress."""
@@ -99,28 +150,21 @@ class Poller:
 
     def __init__(
         self,
-        replay_address: str,
-        learner_address: str,
-        security: ClientSecurity = CALL_IN_THE_CLEAR,
+        system: Operator,
         *,
         period_s: float = 0.5,
         timeout_s: float = 0.45,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Open the channels; nothing is asked before `start`.
+        """Ask nothing before `start`, or `look`.
 
         Args:
-            replay_address: HOST:PORT.
-            learner_address: HOST:PORT.
-            security: certificates and token.
+            system: replay and learner; closed by `stop`.
             period_s: between two rounds.
             timeout_s: deadline of a call.
             clock: monotonic.
         """
-        self._channels = (connect(replay_address, security), connect(learner_address, security))
-        self._replay = replay_pb2_grpc.ReplayServiceStub(self._channels[0])
-        self._learner = parameters_pb2_grpc.ParameterServiceStub(self._channels[1])
-        self._peer = Peer("", experience_pb2.ROLE_OPERATOR, "shoal up").to_proto()
+        self._system = system
         self._period_s = period_s
         self._timeout_s = timeout_s
         self._clock = clock
@@ -137,73 +181,63 @@ class Poller:
         """What is known now; never waits."""
         return self._state
 
+    def look(self) -> TrainingState:
+        """Ask once, here and now; not beside the thread."""
+        self._state = self._round(self._state)
+        return self._state
+
     def stop(self) -> None:
-        """End the thread and close the channels."""
+        """End the thread and close the connections."""
         self._stopping.set()
-        for channel in self._channels:
-            channel.close()
+        self._system.close()
         if self._thread.is_alive():
             self._thread.join()
 
     def _run(self) -> None:
         while not self._stopping.wait(self._period_s):
             try:
-                self._state = self._round(self._state)
+                self.look()
             except (grpc.RpcError, ValueError) as error:
-                if self._stopping.is_set():  # a channel was closed under the call
+                if self._stopping.is_set():  # a connection was closed under the call
                     return
                 self._state = replace(self._state, problem=str(error))
 
     def _round(self, last: TrainingState) -> TrainingState:
-        replay_info, replay_problem = self._ask(
-            self._replay.GetInfo, replay_pb2.GetReplayInfoRequest(peer=self._peer), "replay"
-        )
-        learner_info, learner_problem = self._ask(
-            self._learner.GetInfo, parameters_pb2.GetLearnerInfoRequest(peer=self._peer), "learner"
-        )
+        replay_info, replay_problem = self._ask(self._system.replay, REPLAY)
+        learner_info, learner_problem = self._ask(self._system.learner, LEARNER)
         now_s = self._clock()
-        state = replace(last, problem=replay_problem or learner_problem)
-        waits: Dict[str, str] = {}
+        problem = replay_problem or learner_problem
+        state = replace(last, problem=problem, waits=())
         if replay_info is not None:
             state = replace(
                 state,
                 replay=self._reader.replay(replay_info, now_s),
                 actors=self._reader.actors(replay_info, now_s),
             )
-            waits.update(_waiters(replay_info))
         elif state.replay is not None:
-            state = replace(state, replay=replace(state.replay, silent_s=self._silent_s("replay", now_s)))
+            state = replace(state, replay=replace(state.replay, silent_s=self._silent_s(REPLAY, now_s)))
         if learner_info is not None:
             state = replace(
                 state,
                 learner=self._reader.learner(learner_info, now_s),
-                lags={reader.name: reader.lag_updates for reader in learner_info.readers},
+                readers=self._reader.readers(learner_info),
+                helpers=self._reader.helpers(learner_info, now_s),
             )
-            # What a process says about itself is the nearest to the cause: an actor whose environment hangs.
-            waits.update({reader.name: reader.waiting_for for reader in learner_info.readers if reader.waiting_for})
-            if learner_info.waiting_for:
-                waits["learner"] = learner_info.waiting_for
         elif state.learner is not None:
-            state = replace(state, learner=replace(state.learner, silent_s=self._silent_s("learner", now_s)))
-        return replace(state, waits=waits)
+            state = replace(state, learner=replace(state.learner, silent_s=self._silent_s(LEARNER, now_s)))
+        if problem:
+            return state
+        waits = waits_of(self._system.addresses, replay_info, learner_info)
+        return replace(state, waits=tuple(wait for wait in waits if wait.who not in (EVERYBODY, EVERY_ACTOR)))
 
-    def _ask(self, method: Callable[..., Any], request: Any, name: str) -> Tuple[Optional[Any], str]:
+    def _ask(self, ask: Callable[..., Optional[Any]], name: str) -> Tuple[Optional[Any], str]:
         try:
-            answer = call_once(method, request, timeout_s=self._timeout_s)
-        except Unavailable:
-            return None, ""
-        except Refused as error:
-            return None, f"the {name} refuses to tell how it is: {error}"
-        self._answered[name] = self._clock()
+            answer = ask(timeout_s=self._timeout_s, patience_s=0.0)
+        except UserError as error:
+            return None, str(error)
+        if answer is not None:
+            self._answered[name] = self._clock()
         return answer, ""
 
     def _silent_s(self, name: str, now_s: float) -> float:
         return now_s - self._answered.get(name, now_s)
-
-
-def _waiters(info: replay_pb2.GetReplayInfoResponse) -> Mapping[str, str]:
-    longest: Dict[str, Tuple[float, str]] = {}
-    for waiter in info.waiters:
-        if waiter.seconds >= longest.get(waiter.peer_name, (0.0, ""))[0]:
-            longest[waiter.peer_name] = (waiter.seconds, f"{waiter.seconds:.1f} s: {waiter.reason}")
-    return {name: reason for name, (_seconds, reason) in longest.items()}

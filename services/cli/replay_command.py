@@ -52,30 +52,25 @@ def run(words: Sequence[str], output: TextIO) -> int:
     if options.command == "inspect":
         key = [] if options.key is None else ["--key", str(options.key)]
         become(INSPECT_FOLDER, [options.folder, *key, *(["--check"] if options.check else [])])
-    from services.common.rpc import Unavailable
-
-    try:
-        output.write(_answer(options, overrides))
-    except Unavailable as error:
-        raise UserError(
-            f"no answer from a replay at {options.address} ({error}); is it running? The line `replay listens` of its "
-            "log has the address"
-        ) from None
+    output.write(_answer(options, overrides))
     return EXIT_OK
 
 
 def _answer(options: argparse.Namespace, overrides: Sequence[str]) -> str:
-    from services.cli.replay_operator import ReplayOperator
+    from services.cli import replay_answers
+    from services.cli.operator import Operator
+    from services.cli.target import Addresses
     from services.common.config.load import load
 
     security = load(None, overrides, os.environ).config.security
-    with ReplayOperator(options.address, security) as replay:
+    with Operator(Addresses(replay=options.address, learner=""), security) as system:
         if options.command == "snapshot":
-            return replay.snapshot(options.folder)
+            return replay_answers.snapshot(system, options.folder)
         if options.key is not None:
             _refuse_filters(options)
-            return replay.item(options.key)
-        return replay.items(options.order or ORDERS[0], options.max or DEFAULT_ITEMS, options.actor or "")
+            return replay_answers.item(system, options.key)
+        order, most = options.order or ORDERS[0], options.max or DEFAULT_ITEMS
+        return replay_answers.items(system, order, most, options.actor or "")
 
 
 def _refuse_filters(options: argparse.Namespace) -> None:

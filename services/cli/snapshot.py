@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Dict, Mapping, Optional, Tuple
 
+from services.cli.waits import Wait
+
 
 @dataclass(frozen=True)
 class ProcessState:
@@ -32,7 +34,18 @@ class ReplayState:
     overwritten_steps: int = 0
     quarantined_steps: int = 0
     lost_tail_steps: int = 0
+    draining: bool = False
     silent_s: float = 0.0  # since that answer
+
+
+@dataclass(frozen=True)
+class LagPart:
+    """How old trained items were lately when they had passed one part of their way."""
+
+    name: str  # "acting", "in_flight", "ring", "prefetch"
+    p50_updates: float
+    p95_updates: float
+    mean_s: float
 
 
 @dataclass(frozen=True)
@@ -54,6 +67,9 @@ class LearnerState:
     best_success_rate: float
     best_mean_return: float
     non_finite_updates: int = 0  # stopped since the learner's last start
+    prefetched_batches: int = 0  # that wait to be trained on
+    lag_parts: Tuple[LagPart, ...] = ()
+    drain: str = ""  # how far a drain is; empty: there is none
     scores: Tuple[float, ...] = ()  # success rates of all evaluations seen, or returns where there is no success
     silent_s: float = 0.0
 
@@ -75,6 +91,29 @@ class ActorState:
     steps_per_s: float
     version: int
     dropped_steps: int = 0
+    buffered_steps: int = 0  # behind its last chunk
+    silent_s: float = 0.0  # since its last chunk
+
+
+@dataclass(frozen=True)
+class ReaderState:
+    """A process that fetches parameters, as the learner sees it."""
+
+    role: str  # "actor", "helper", "evaluator"
+    version: int
+    lag_updates: int  # behind the newest
+    silent_s: float  # since it asked
+    drained: bool = False
+
+
+@dataclass(frozen=True)
+class HelperState:
+    """A helper as the learner sees it."""
+
+    pushes: int
+    pushes_per_s: float
+    lease_left_s: float  # 0: it is taken for gone
+    is_awaited: bool  # the step waits for its gradient
 
 
 @dataclass(frozen=True)
@@ -84,8 +123,9 @@ class TrainingState:
     replay: Optional[ReplayState] = None
     learner: Optional[LearnerState] = None
     actors: Mapping[str, ActorState] = field(default_factory=dict)
-    lags: Mapping[str, int] = field(default_factory=dict)  # updates behind the newest, by reader of parameters
-    waits: Mapping[str, str] = field(default_factory=dict)  # by process: what it waits for
+    readers: Mapping[str, ReaderState] = field(default_factory=dict)
+    helpers: Mapping[str, HelperState] = field(default_factory=dict)
+    waits: Tuple[Wait, ...] = ()
     problem: str = ""  # why nothing is known
 
 
@@ -101,4 +141,10 @@ class Snapshot:
 
     @property
     def waits(self) -> Dict[str, str]:
-        return dict(self.training.waits)
+        """By process, what it waits for; of several things the one that it waits for longest."""
+        longest: Dict[str, Wait] = {}
+        for wait in self.training.waits:
+            before = longest.get(wait.who)
+            if before is None or (wait.since_s or 0.0) > (before.since_s or 0.0):
+                longest[wait.who] = wait
+        return {name: wait.short() for name, wait in longest.items()}

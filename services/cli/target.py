@@ -32,6 +32,7 @@ class Target:
 
     addresses: Addresses
     security: SecuritySection
+    name: str = ""  # of the run, or of what else was named
 
 
 @contextlib.contextmanager
@@ -59,9 +60,10 @@ def find_target(name: Optional[str], overrides: Sequence[str]) -> Target:
     path = Path(name) if name is not None else None
     if path is not None and path.is_dir():
         config = load(path / CONFIG_NAME, overrides, os.environ).config
-        return Target(_of_folder(path), config.security)
+        return Target(_of_folder(path), config.security, path.resolve().name)
     config = load(path, overrides, os.environ).config
-    return Target(Addresses(config.replay.addresses[0], config.learner.address), config.security)
+    addresses = Addresses(config.replay.addresses[0], config.learner.address)
+    return Target(addresses, config.security, config.run.name or (path.stem if path is not None else addresses.learner))
 
 
 def _of_folder(folder: Path) -> Addresses:

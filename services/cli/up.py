@@ -9,6 +9,7 @@ from typing import List, Sequence, Tuple
 
 from services.cli.child import Child
 from services.cli.log_merge import LogMerge
+from services.cli.operator import Operator
 from services.cli.plan import plan_children
 from services.cli.poller import Poller
 from services.cli.ports import Endpoints, choose_endpoints
@@ -22,7 +23,6 @@ from services.cli.target import Addresses, announced
 from services.common.config.security import SecuritySection
 from services.common.errors import EXIT_USER, UserError
 from services.common.run_folder import RunFolder
-from services.common.security.transport import client_security
 
 
 def run(target: str, overrides: Sequence[str], *, verbose: bool) -> int:
@@ -62,11 +62,8 @@ def _refuse_tokens(section: SecuritySection) -> None:
 def _train(opened: OpenRun, endpoints: Endpoints, signals: StopSignals, screen: Screen) -> Outcome:
     lifeline, kept = os.pipe()  # `kept` closes when the launcher ends, however it ends; its children see that
     merge = LogMerge(opened.folder / LOG_FOLDER_NAME, screen)
-    poller = Poller(
-        endpoints.replay,
-        endpoints.learner,
-        client_security(opened.loaded.config.security, endpoints.replay, endpoints.learner),
-    )
+    addresses = Addresses(endpoints.replay, endpoints.learner)
+    poller = Poller(Operator(addresses, opened.loaded.config.security))
     begun_s = time.monotonic()
     try:
         specs = plan_children(opened.loaded.config, opened.config_file, endpoints, os.environ, lifeline)

@@ -45,6 +45,7 @@ class ParameterDownload:
         log: Log,
         part_bytes: int = PART_BYTES,
         waiting_for: Callable[[], str] = lambda: "",
+        is_drained: Callable[[], bool] = lambda: False,
     ) -> None:
         """Connect to nothing yet.
 
@@ -56,6 +57,7 @@ class ParameterDownload:
             log: told of damaged answers.
             part_bytes: bytes of one call at most.
             waiting_for: what the process waits for, in one sentence or none; told to the chief, whom people ask.
+            is_drained: whether the process is at rest since the run is drained; told likewise.
         """
         self._caller = caller
         self._stub = parameters_pb2_grpc.ParameterServiceStub(caller.channel)
@@ -65,6 +67,7 @@ class ParameterDownload:
         self._log = log
         self._part_bytes = part_bytes
         self._waiting_for = waiting_for
+        self._is_drained = is_drained
         self._newest: Optional[ParameterSet] = None
 
     @property
@@ -110,6 +113,7 @@ class ParameterDownload:
             running_version=current.version if current else 0,
             running_digest=current.digest if current else "",
             waiting_for=self._waiting_for(),
+            drained=self._is_drained(),
         )
 
     def _collect(self, first: parameters_pb2.GetParametersResponse) -> Optional[bytes]:

@@ -72,6 +72,8 @@ def build_replay_client(
     lifecycle: Lifecycle,
     log: Log,
     waits: Waits,
+    is_draining: Callable[[], bool] = lambda: False,
+    is_paused: Callable[[], bool] = lambda: False,
 ) -> ReplayClient:
     """The way to the replay; see `ReplayClient`.
 
@@ -92,6 +94,8 @@ def build_replay_client(
         log=log,
         security=client_security(config.security, *config.replay.addresses),
         waits=waits,
+        is_draining=is_draining,
+        is_paused=is_paused,
     )
 
 

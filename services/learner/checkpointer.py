@@ -10,6 +10,7 @@ from typing import Any, Callable, Mapping, Optional, Tuple
 import numpy.typing as npt
 
 from services.common.lifecycle import Lifecycle
+from services.common.rpc import Stopped
 from services.common.waits import Held
 from services.learner.checkpoint import Checkpoint, CheckpointFolder
 from services.learner.checkpoint_metrics import CheckpointMetrics
@@ -65,6 +66,19 @@ class Checkpointer:
             self._idle.clear()
             with self._held():
                 self._queue.put((self._take(self._spare), self._clock()))
+
+    def save_now(self) -> None:
+        """Write the present state before returning; the loop goes on afterwards.
+
+        Raises:
+            Stopped: the process is to end before an earlier one is written.
+            UserError: it cannot be written.
+        """
+        while not self._idle.wait(0.1):
+            if self._stopping.is_set():
+                raise Stopped
+        self._folder.save(self._take(self._spare))
+        self._due_at = self._clock() + self._period_s
 
     def finish(self) -> None:
         """Write the present state before returning; call it when the loop has ended."""

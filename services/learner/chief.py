@@ -31,6 +31,7 @@ from services.learner.checkpoint import Checkpoint, CheckpointFolder, generator_
 from services.learner.checkpoint_metrics import CheckpointMetrics
 from services.learner.chief_metrics import WAIT_REASONS, ChiefMetrics
 from services.learner.collaboration import Collaboration
+from services.learner.drain import UNDO, Drain
 from services.learner.env_steps import AcknowledgedSteps
 from services.learner.farewell import wait_for_readers
 from services.learner.observation_statistics import ObservationStatistics
@@ -44,6 +45,7 @@ from shoal.v1 import experience_pb2, gradients_pb2_grpc, parameters_pb2
 
 if TYPE_CHECKING:
     from services.agent.algorithm import Learner
+    from services.common.staleness_log import LedgerRow
     from services.learner.checkpointer import Checkpointer, State
     from services.learner.data_staleness import DataStaleness
     from services.learner.joint_update import Updater
@@ -89,6 +91,7 @@ class Chief:
         self._waits = self._metrics.waits(WAIT_REASONS)
         self._peer = Peer(run_id, experience_pb2.ROLE_LEARNER, "learner", lifecycle.incarnation)
         self._readers = Readers(time.monotonic, config.actor.count)
+        self._drain = Drain(self._readers, time.monotonic, log)
         history = self._resumed.history if self._resumed else []
         last_version = history[-1].version if history else 0
         self._store = ParameterStore(
@@ -103,6 +106,8 @@ class Chief:
             lifecycle=lifecycle,
             log=log,
             waits=self._waits,
+            is_draining=lambda: self._drain.is_on,
+            is_paused=self._drain.is_learners_turn,
         )
         self._collaboration = Collaboration(
             config.gradients,
@@ -122,7 +127,11 @@ class Chief:
             status=self._status,
             num_actors=config.actor.count,
             max_updates=settings.max_updates,
-            waiting_for=lambda: self._replay.waiting_for or self._collaboration.waiting_for,
+            waiting_for=lambda: self._waiting_for,
+            waited_s=lambda: self._waited_s,
+            queue_depth=lambda: self._replay.depth,
+            helpers=self._collaboration.helpers,
+            drain=self._drain,
             fail=lifecycle.fail,
             log=log,
         )
@@ -197,10 +206,23 @@ class Chief:
 
     def _pulse(self) -> Pulse:
         updates = self._status.progress.updates
-        waiting = self._replay.waiting_for or self._collaboration.waiting_for
+        waiting = self._waiting_for
         if self._status.run_state == parameters_pb2.RUN_STATE_FINISHED:
             waiting = "waiting for readers to hear that training is finished"
         return Pulse(updates, waiting, f"{updates} of {self._config.learner.max_updates} updates")
+
+    @property
+    def _waiting_for(self) -> str:
+        """One sentence while training does not go on; empty otherwise."""
+        if self._drain.is_at_rest:
+            return f"the run is drained; {UNDO}"
+        return self._replay.waiting_for or self._collaboration.waiting_for
+
+    @property
+    def _waited_s(self) -> float:
+        if self._drain.is_at_rest:
+            return self._drain.state().seconds
+        return self._replay.waited_s or self._collaboration.waited_s
 
     def train(self) -> None:
         """Wait for a first actor, then train until the last update or the stop; ends with a checkpoint."""
@@ -225,6 +247,7 @@ class Chief:
 
     def _train(self, learner: Learner, schema: Schema, monitor: Monitor) -> None:
         from services.learner.loop import train
+        from services.learner.rest import Rest
 
         settings = self._config.learner
         statistics = self._make_statistics(learner)
@@ -243,12 +266,26 @@ class Chief:
             learner, schema.digest, publish=publisher.publish_learn, stopping=self._lifecycle.stopping
         )
         self._status.run_state = parameters_pb2.RUN_STATE_TRAINING
+        rest = Rest(
+            self._drain,
+            self._lifecycle,
+            collaboration=self._collaboration,
+            replay=self._replay,
+            steps=self._steps,
+            staleness=staleness,
+            publisher=publisher,
+            monitor=monitor,
+            checkpointer=checkpointer,
+            folder=self._folder,
+            updates=lambda: learner.updates,
+        )
         try:
             least = self._config.replay.min_size_to_sample
             with self._waits.on("batches"):
                 has_first = statistics.wait_for_first(self._replay, self._lifecycle, min_steps=least)
             if has_first:
                 publisher.publish()
+            self._drain.loop_begins()
             train(
                 updater,
                 self._replay,
@@ -257,19 +294,13 @@ class Chief:
                 staleness,
                 publish_if_due=publisher.publish_if_due,
                 checkpoint_if_due=checkpointer.save_if_due,
+                rest=rest,
                 max_updates=settings.max_updates,
                 importance_exponent=settings.importance_exponent,
             )
         except Stopped:
             self._log.info("training stops early", updates=learner.updates, reason=self._lifecycle.reason)
-        self._collaboration.end("the chief stops training")
-        self._replay.finish()
-        self._steps.poll_once(self._replay)
-        staleness.close(learner.updates)
-        publisher.publish()
-        checkpointer.finish()
-        monitor.show(learner.updates)
-        self._folder.save_progress(self._status.progress)
+        rest.end()
 
     def _make_statistics(self, learner: Learner) -> ObservationStatistics:
         settings = self._config.normalization
@@ -283,7 +314,13 @@ class Chief:
 
         settings = self._config.staleness
         rules = StalenessRules(settings.max_lag_updates, settings.loss_half_life_updates)
-        return DataStaleness(rules, self._store, self._folder.staleness, self._metrics, run=self._config.run.name)
+
+        def show(row: LedgerRow) -> None:
+            self._status.last_row = row
+
+        return DataStaleness(
+            rules, self._store, self._folder.staleness, self._metrics, run=self._config.run.name, on_row=show
+        )
 
     def _make_checkpointer(
         self, learner: Learner, schema: Schema, monitor: Monitor, average: AveragedParameters

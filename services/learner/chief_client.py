@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from typing import Optional
+from typing import Callable, Optional
 
 from services.common.errors import Fenced
 from services.common.lifecycle import Lifecycle
@@ -23,6 +23,7 @@ JOIN_TIMEOUT_S = 5.0
 PUSH_TIMEOUT_S = 8.0  # the chief holds a push for 5 s at most
 LAST_PUSH_TIMEOUT_S = 2.0  # at a stop, for the answer to a push that is under way
 RENEW_AFTER = 0.3  # of a lease that no push has renewed: a chief that waits for data must not forget its helpers
+AT_REST = "the run is drained, and takes no further step"
 POLL_S = 0.05  # between two looks for the next base, where the answer to a push did not come with one
 
 
@@ -40,6 +41,7 @@ class ChiefClient:
         log: Log,
         security: ClientSecurity = CALL_IN_THE_CLEAR,
         waits: Optional[Waits] = None,
+        data_waiting_for: Callable[[], str] = lambda: "",
     ) -> None:
         """Connect to nothing yet.
 
@@ -52,8 +54,11 @@ class ChiefClient:
             log: where waits and refusals are said.
             security: certificates and token.
             waits: of the process, with WAIT_REASONS among its reasons.
+            data_waiting_for: one sentence while there is nothing to compute on but a base; the chief is told.
         """
         self._waits = waits or Waits(WAIT_REASONS)
+        self._data_waiting_for = data_waiting_for
+        self._waiting_for = ""
         self._caller = Caller("chief", address, lifecycle.stopping, log, security=security)
         self._stub = gradients_pb2_grpc.GradientServiceStub(self._caller.channel)
         self._peer = peer
@@ -67,7 +72,6 @@ class ChiefClient:
         self._based_at_s = 0.0  # when the last base was handed out
         self._used_version = 0  # the base of the last gradient, or the last before this helper took part
         self._waits_for_next = True
-        self._waiting_for = ""
         self.sequence = first_sequence - 1  # of the last push
 
     @property
@@ -102,9 +106,10 @@ class ChiefClient:
             newest = self._download.newest
             if newest is not None and newest.version != self._used_version:
                 return self._begin_with(newest)
-            if newest is not None and not self._waits_for_next:
+            if newest is not None and not self._waits_for_next and not manifest.draining:
                 return self._begin_with(newest)
-            self._waiting_for = "waiting for the chief's next step"
+            # Of the chief's steps until it rests, none is to wait for this helper: it helps on until none comes.
+            self._waiting_for = AT_REST if manifest.draining else "waiting for the chief's next step"
             self._stopping.wait(POLL_S)
         raise Stopped
 
@@ -227,4 +232,5 @@ class ChiefClient:
             role=parameters_pb2.PARAMETER_ROLE_LEARN,
             stopping=self._stopping,
             log=self._log,
+            waiting_for=lambda: self._data_waiting_for() or self._waiting_for,
         )

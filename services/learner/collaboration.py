@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from typing import Callable, Optional
+from typing import Callable, List, Optional
 
 from services.agent.algorithm import Learner
 from services.common.config.gradients import GradientsSection
@@ -16,7 +16,7 @@ from services.learner.contributions import AsynchronousContributions, Synchronou
 from services.learner.gradient_exchange import GradientExchange
 from services.learner.gradient_metrics import GradientMetrics
 from services.learner.gradient_service import GradientServicer
-from services.learner.helpers import Helpers
+from services.learner.helpers import Helpers, HelperView
 from services.learner.joint_update import AsynchronousUpdate, SynchronousUpdate, Updater
 
 ONLINE = "online."  # of a learner's state: before the names of what is trained
@@ -95,6 +95,19 @@ class Collaboration:
         return AsynchronousUpdate(
             learner, self._exchange, self._asynchronous, self._metrics, publish=publish, stopping=stopping
         )
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds for which training has waited for helpers; 0 if it does not."""
+        return self._exchange.waited_s
+
+    def helpers(self) -> List[HelperView]:
+        """Every helper that is known, by name."""
+        return self._exchange.views()
+
+    def pause(self, reason: str) -> None:
+        """Take no gradients until the next update: pushes that wait are given back."""
+        self._exchange.close(reason)
 
     def end(self, reason: str) -> None:
         """Training is over: pushes that wait are given back."""

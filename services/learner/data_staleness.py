@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.common.metrics import Metrics
-from services.common.staleness_log import StalenessLog
+from services.common.staleness_log import LedgerRow, StalenessLog
 from services.learner.replay_client import DrawnBatch
 from services.learner.staleness import KnownUpdates, StalenessRules, split_lag
 from services.learner.staleness_ledger import Ledger
@@ -28,6 +28,7 @@ class DataStaleness:
         metrics: Metrics,
         *,
         run: str,
+        on_row: Callable[[LedgerRow], None] = lambda _row: None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -39,6 +40,7 @@ class DataStaleness:
             file: of the ledger; one that is there goes on.
             metrics: where the ledger is shown.
             run: its name.
+            on_row: told each row of the ledger, which is of some seconds of training.
             clock: that of `DrawnBatch.arrived_s`.
             wall_clock: seconds since 1970.
         """
@@ -46,6 +48,7 @@ class DataStaleness:
         self._history = history
         self._clock = clock
         self._log = StalenessLog(file)
+        self._on_row = on_row
         self.ledger = Ledger(bound=rules.max_lag_updates, clock=clock, wall_clock=wall_clock)
         metrics.registry.register(LedgerCollector(run, self.ledger))
         self._breaches = metrics.counter(
@@ -79,7 +82,7 @@ class DataStaleness:
         return weighed
 
     def close(self, updates: int) -> None:
-        """Write what was counted since the last row.
+        """Write what was counted since the last row; the next one begins.
 
         Raises:
             UserError: the ledger cannot be written.
@@ -90,3 +93,4 @@ class DataStaleness:
         row = self.ledger.close_row(updates, is_last=is_last)
         if row is not None:
             self._log.append(row)
+            self._on_row(row)

@@ -11,7 +11,7 @@ from typing import Callable, List, Optional, Tuple
 from services.common.rpc import Stopped
 from services.common.waits import Held
 from services.learner.contributions import Contributions, Share
-from services.learner.helpers import Answer, Helper, Helpers, PushStatus
+from services.learner.helpers import Answer, Helper, Helpers, HelperView, PushStatus
 
 LOOK_S = 0.1  # between two looks at leases and stops while the loop waits
 PATIENCE_S = 0.2  # of a wait before it has a reason: each step waits a little
@@ -126,7 +126,7 @@ class GradientExchange:
             taken = replace(share, lag=self._contributions.lag(base_version))
             if taken.num_samples or not self._answers_at_once:  # nobody waits for one that abstains
                 self._contributions.add(taken)
-            helper.sequence = sequence
+            helper.sequence, helper.pushed_s = sequence, time.monotonic()
             helper.answer = _scaled(taken) if self._answers_at_once else None
             self._changed.notify_all()
             return helper.answer or Answer(PushStatus.PENDING)
@@ -178,6 +178,29 @@ class GradientExchange:
             since_s = self._collecting_since_s
             is_long = since_s is not None and time.monotonic() - since_s > PATIENCE_S
             return self._missing_sentence() if is_long else ""
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds for which the loop has waited for gradients; 0 if it does not wait."""
+        with self._changed:
+            return time.monotonic() - self._collecting_since_s if self._collecting_since_s is not None else 0.0
+
+    def views(self) -> List[HelperView]:
+        """Every helper that is known, by name."""
+        with self._changed:
+            now_s, missing = time.monotonic(), {helper.name for helper in self._missing()}
+            is_collecting = self._collecting_since_s is not None
+            return [
+                HelperView(
+                    name=helper.name,
+                    incarnation=helper.incarnation,
+                    lease_left_s=self._helpers.lease_left_s(helper),
+                    sequence=helper.sequence,
+                    is_awaited=is_collecting and helper.name in missing,
+                    push_waits_s=now_s - helper.pushed_s if helper.is_pending else 0.0,
+                )
+                for helper in sorted(self._helpers.all(), key=lambda each: each.name)
+            ]
 
     @property
     def num_living(self) -> int:

@@ -112,6 +112,7 @@ class Helper:
             log=self._log,
             security=self._security,
             waits=self._waits,
+            data_waiting_for=lambda: self._replay.waiting_for,
         )
         self._replay.start(schema)
         self._contribute(learner, self._chief, encoder)

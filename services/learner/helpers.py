@@ -32,6 +32,18 @@ class Answer:
     weight: float = 1.0
 
 
+@dataclass(frozen=True)
+class HelperView:
+    """A helper as it is shown to people."""
+
+    name: str
+    incarnation: int
+    lease_left_s: float  # 0: it is taken for gone
+    sequence: int  # of its last push
+    is_awaited: bool  # the step waits for its gradient
+    push_waits_s: float  # its last push waits for the step for so long; 0: none does
+
+
 class HelperFenced(Exception):
     """The call comes from a life of a helper that a newer one has replaced."""
 
@@ -49,6 +61,7 @@ class Helper:
     lease_end_s: float
     sequence: int = 0  # of the last push that was taken up, 0: none
     answer: Optional[Answer] = None  # to that push; None while it waits for its step
+    pushed_s: float = 0.0  # when that push was taken up, monotonic
     num_waiting: int = 0  # calls that wait for that answer: a resend may come before its first call is known to be dead
     fenced: Deque[int] = field(default_factory=lambda: deque(maxlen=MAX_FENCED))
 

@@ -9,7 +9,7 @@ from services.learner.importance import importance_weights
 from services.learner.joint_update import Updater
 from services.learner.monitor import Monitor
 from services.learner.nan_guard import NanGuard
-from services.learner.replay_client import ReplayClient
+from services.learner.replay_client import Paused, ReplayClient
 
 
 def train(
@@ -21,17 +21,24 @@ def train(
     *,
     publish_if_due: Callable[[], None],
     checkpoint_if_due: Callable[[], None],
+    rest: Callable[[], None],
     max_updates: int,
     importance_exponent: float,
 ) -> None:
     """Train until `max_updates`; the loop knows no algorithm, no helpers and no gRPC.
+
+    `rest` is called when the run is drained and all that was drawn is trained on; it returns when the run goes on.
 
     Raises:
         Stopped: the process is to end before that.
         TooManyNonFiniteUpdates: the training has diverged.
     """
     while updater.updates < max_updates:
-        drawn = batches.next()
+        try:
+            drawn = batches.next()
+        except Paused:
+            rest()
+            continue
         before = updater.updates
         weights = importance_weights(drawn.batch, importance_exponent)
         weights = staleness.weigh(drawn, before, weights)

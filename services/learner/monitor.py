@@ -77,6 +77,10 @@ class Monitor:
         if self._clock() - self._shown_at >= SHOW_PERIOD_S:
             self.show(updates)
 
+    def rested(self, seconds: float) -> None:
+        """The run was at rest for so long, which is no time of training."""
+        self._started_at += seconds
+
     def show(self, updates: int) -> None:
         """Bring `GetInfo`, metrics and events up to date."""
         self._shown_at = self._clock()

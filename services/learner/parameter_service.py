@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from dataclasses import dataclass, field
-from typing import Callable, Optional, Union
+from typing import Callable, List, Optional, Sequence, Union
 
 import grpc
 import numpy as np
@@ -18,9 +20,13 @@ from services.common.parameter_set import decode_set, encode_set
 from services.common.peer import objection
 from services.common.rpc import refuse
 from services.common.run_folder import Evaluation, Progress, RunFolder
+from services.common.staleness_log import LedgerRow
+from services.learner.drain import Drain
+from services.learner.helpers import HelperView
+from services.learner.learner_info import drain_state, helper_infos, lag_parts
 from services.learner.parameter_store import ParameterStore
 from services.learner.published_set import PublishedSet
-from services.learner.readers import Question, Readers
+from services.learner.readers import FORGET_S, Question, Reader, Readers
 from shoal.v1 import experience_pb2, parameters_pb2
 
 UNHEEDED = 10  # sets in a row that a reader asked for and did not take: that is told
@@ -36,6 +42,7 @@ class Status:
     lag_p50: float = 0.0
     lag_p95: float = 0.0
     non_finite_updates: int = 0  # stopped in this life
+    last_row: Optional[LedgerRow] = None  # of the staleness ledger: some seconds of training
 
 
 def add_to_server(servicer: ParameterServicer, server: grpc.Server) -> None:
@@ -87,6 +94,10 @@ class ParameterServicer:
         waiting_for: Callable[[], str],
         fail: Callable[[BaseException], None],
         log: Log,
+        drain: Optional[Drain] = None,
+        waited_s: Callable[[], float] = lambda: 0.0,
+        queue_depth: Callable[[], int] = lambda: 0,
+        helpers: Callable[[], Sequence[HelperView]] = lambda: (),
     ) -> None:
         self._run_id = run_id
         self._incarnation = incarnation
@@ -99,6 +110,10 @@ class ParameterServicer:
         self._waiting_for = waiting_for
         self._fail = fail
         self._log = log
+        self._drain = drain or Drain(readers, time.monotonic, log)
+        self._waited_s = waited_s
+        self._queue_depth = queue_depth
+        self._helpers = helpers
         self._lock = threading.Lock()
         self._best = _load_best(folder, log)
         evaluations = folder.evaluations()
@@ -187,6 +202,7 @@ class ParameterServicer:
             chief_incarnation=self._incarnation,
             num_actors=self._num_actors,
             ask_again_seconds=self._readers.ask_again_s,
+            draining=self._drain.is_on,
         )
         if question.peer.role == experience_pb2.ROLE_ACTOR:
             response.actor_index = self._readers.lease_rung(question.peer.name)
@@ -268,6 +284,11 @@ class ParameterServicer:
             updates=status.progress.updates,
             max_updates=self._max_updates,
             waiting_for=self._waiting_for(),
+            waiting_seconds=self._waited_s(),
+            drain=drain_state(self._drain.state()),
+            helpers=helper_infos(self._helpers()),
+            lag_parts=lag_parts(status.last_row),
+            prefetched_batches=self._queue_depth(),
             lag_p50_updates=status.lag_p50,
             lag_p95_updates=status.lag_p95,
             training_seconds=status.progress.training_seconds,
@@ -282,7 +303,7 @@ class ParameterServicer:
         if latest is not None:
             response.evaluated_version, response.success_rate = latest.version, latest.success_rate
             response.mean_return = latest.mean_return
-        for reader in self._readers.living(within_s=LISTED_S):
+        for reader in self._listed():
             response.readers.add(
                 name=reader.peer.name,
                 role=reader.peer.role,
@@ -294,5 +315,33 @@ class ParameterServicer:
                 parameters=reader.role,
                 digest_differs=reader.digest_differs,
                 waiting_for=reader.waiting_for,
+                waiting_seconds=self._readers.waited_s(reader),
+                drained=reader.drained,
             )
         return response
+
+    def _listed(self) -> List[Reader]:
+        """Readers that are told of; an evaluator asks for nothing while it judges, which may take long."""
+        listed = self._readers.living(within_s=LISTED_S)
+        judging = [
+            reader
+            for reader in self._readers.living(within_s=FORGET_S)
+            if reader.peer.role == experience_pb2.ROLE_EVALUATOR and reader not in listed
+        ]
+        return [*listed, *judging]
+
+    def Drain(  # noqa: N802
+        self, request: parameters_pb2.DrainRequest, context: grpc.ServicerContext
+    ) -> parameters_pb2.DrainResponse:
+        refuse(context, objection(request.peer, self._run_id))
+        if request.peer.role != experience_pb2.ROLE_OPERATOR:
+            refuse(context, f"{request.peer.name} is no operator; only `shoal drain` brings a run to rest")
+        if request.undo:
+            self._drain.undo()
+        elif self._status.run_state == parameters_pb2.RUN_STATE_FINISHED:
+            refuse(context, "training is finished: the services end by themselves, and nothing is left to drain")
+        elif not 0 < request.actors_within_seconds < math.inf:
+            refuse(context, "actors were given no time to come to rest; it must be above 0 seconds")
+        else:
+            self._drain.begin(request.actors_within_seconds)
+        return parameters_pb2.DrainResponse(drain=drain_state(self._drain.state()))

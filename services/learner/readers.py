@@ -29,6 +29,8 @@ class Reader:
     seen_at: float
     told_finished: bool
     unheeded: int  # questions in a row that were answered with a newer set while it went on with this version
+    drained: bool = False  # it is at rest, and all that it made is acknowledged
+    waiting_since: float = 0.0  # when it first said that it waits
 
 
 class Readers:
@@ -68,11 +70,15 @@ class Readers:
             seen_at=now,
             told_finished=finished,
             unheeded=int(offered),
+            drained=question.drained,
+            waiting_since=now,
         )
         with self._lock:
             before = self._readers.get(peer.name)
             if offered and before and (before.peer.incarnation, before.version) == (peer.incarnation, version):
                 reader.unheeded += before.unheeded
+            if before and before.peer.incarnation == peer.incarnation and before.waiting_for and reader.waiting_for:
+                reader.waiting_since = before.waiting_since
             self._readers[peer.name] = reader
             self._forget_silent(now)
             key = (peer.name, peer.incarnation, version)
@@ -104,6 +110,10 @@ class Readers:
         now = self._clock()
         with self._lock:
             return [reader for reader in self._readers.values() if now - reader.seen_at <= within_s]
+
+    def waited_s(self, reader: Reader) -> float:
+        """Seconds since the reader first said that it waits, up to its last question; 0 if it does not wait."""
+        return reader.seen_at - reader.waiting_since if reader.waiting_for else 0.0
 
     def silence_s(self, reader: Reader) -> float:
         """Seconds since the reader asked."""

@@ -48,6 +48,10 @@ class DrawnBatch:
     half_trip_s: float = 0.0  # bound of how long the answer was on its way
 
 
+class Paused(Exception):
+    """The run is drained, and no batch comes until it goes on."""
+
+
 class ReplayClient:
     """Keeps a bounded queue of batches full, with several Sample calls in flight."""
 
@@ -66,6 +70,8 @@ class ReplayClient:
         log: Log,
         security: ClientSecurity = CALL_IN_THE_CLEAR,
         waits: Optional[Waits] = None,
+        is_draining: Callable[[], bool] = lambda: False,
+        is_paused: Callable[[], bool] = lambda: False,
     ) -> None:
         """Prepare; `start` begins to draw.
 
@@ -83,6 +89,8 @@ class ReplayClient:
             log: where waits are said.
             security: certificates and token.
             waits: of the process, with WAIT_REASONS among its reasons.
+            is_draining: whether the run is brought to rest; passed on with each call.
+            is_paused: whether nothing more is to be drawn.
         """
         self._caller = Caller("replay", address, lifecycle.stopping, log, security=security)
         self._stub = replay_pb2_grpc.ReplayServiceStub(self._caller.channel)
@@ -108,10 +116,13 @@ class ReplayClient:
         self._queue: BatchQueue[DrawnBatch] = BatchQueue(batches_per_sample * samples_in_flight)
         self._priorities: List[Tuple[int, npt.NDArray[np.int64], npt.NDArray[np.float32]]] = []
         self._lock = threading.Lock()
-        self._paused = threading.Event()
+        self._is_draining = is_draining
+        self._is_paused = is_paused
+        self._num_calls = 0  # draws under way
+        self._waiting_since_s: Optional[float] = None  # since then there was no schema, or no batch
+        self._ended = threading.Event()
         self._waiting_for = ""
         self._waits = waits or Waits(WAIT_REASONS)
-        self._starved_since_s: Optional[float] = None  # since then `next_within` has found no batch
         self._trips = RoundTrips()
         self._names: Tuple[int, Tuple[str, ...]] = (0, ())  # of actors, and the table whose they are
         self._digest = ""  # of the schema, once it is known
@@ -120,6 +131,12 @@ class ReplayClient:
     def waiting_for(self) -> str:
         """One sentence while there are no batches; empty otherwise."""
         return self._caller.waiting_for or (self._waiting_for if not self.depth else "")
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds for which the caller of `next` or `wait_for_schema` has waited; 0 if nobody waits."""
+        since_s = self._waiting_since_s
+        return time.monotonic() - since_s if since_s is not None else 0.0
 
     @property
     def depth(self) -> int:
@@ -138,11 +155,12 @@ class ReplayClient:
             Refused: the replay belongs to another run.
             Stopped: the process is to end.
         """
+        self._waiting_since_s = time.monotonic()
         with self._waits.on("schema"):
             while not self._lifecycle.stopping.is_set():
                 info = self.info()
                 if info.HasField("schema"):
-                    self._waiting_for = ""
+                    self._waiting_for, self._waiting_since_s = "", None
                     return decode_schema(info.schema)
                 if not self._waiting_for:
                     self._waiting_for = "waiting for the first actor to introduce itself to the replay"
@@ -186,25 +204,29 @@ class ReplayClient:
         """The next batch.
 
         Raises:
+            Paused: nothing more is drawn, and all that was is handed out.
             Stopped: the process is to end.
         """
         while not self._lifecycle.stopping.is_set():
             drawn = self.next_within(WAIT_S)
             if drawn is not None:
                 return drawn
+            if self._is_paused() and self._is_quiet() and not self.depth:
+                self._waiting_since_s = None
+                raise Paused
         raise Stopped
 
     def next_within(self, timeout_s: float) -> Optional[DrawnBatch]:
         """The next batch, or None if there is none in time. One thread asks."""
         if self.depth:  # the reader is alone: what is there stays there
-            self._starved_since_s = None
+            self._waiting_since_s = None
             return self._queue.get(timeout_s)[0]
-        if self._starved_since_s is None:
-            self._starved_since_s = time.monotonic()
-        with self._waits.on("batches", self._starved_since_s):
+        if self._waiting_since_s is None:
+            self._waiting_since_s = time.monotonic()
+        with self._waits.on("batches", self._waiting_since_s):
             drawn = next(iter(self._queue.get(timeout_s)), None)
         if drawn is not None:
-            self._starved_since_s = None
+            self._waiting_since_s = None
         return drawn
 
     def report(self, drawn: DrawnBatch, td_error: npt.NDArray[np.float32]) -> None:
@@ -227,8 +249,12 @@ class ReplayClient:
         return list(dict.fromkeys(names))
 
     def finish(self) -> None:
-        """Stop drawing and deliver the last priorities; one try, since losing them harms nothing."""
-        self._paused.set()
+        """Stop drawing for good, and `deliver`."""
+        self._ended.set()
+        self.deliver()
+
+    def deliver(self) -> None:
+        """Send the last priorities without a draw; one try, since losing them harms nothing."""
         updates = self._take_priorities()
         if updates is not None:
             request = replay_pb2.UpdatePrioritiesRequest(peer=self._peer.to_proto(self._digest), priorities=updates)
@@ -242,18 +268,33 @@ class ReplayClient:
 
     def _draw_until_stopped(self) -> None:
         while not self._is_over():
+            if self._is_paused():
+                self._lifecycle.stopping.wait(WAIT_S)
+                continue
             ring = self._ring
             left = self._batches_per_sample if ring else self._batches_of_rows
             if not self._queue.reserve(left, WAIT_S):
                 continue
             try:
+                self._count_call(1)  # before the question: whoever finds no call under way knows that none begins
+                if self._is_paused():
+                    continue
                 for drawn in self._draw(left, ring):
                     self._queue.put(drawn)
                     left -= len(drawn)
             except Stopped:
                 return
             finally:
+                self._count_call(-1)
                 self._queue.release(left)
+
+    def _count_call(self, change: int) -> None:
+        with self._lock:
+            self._num_calls += change
+
+    def _is_quiet(self) -> bool:
+        """Whether no call under way may still bring batches; a replay that does not answer brings none."""
+        return self._num_calls == 0 or bool(self._caller.waiting_for)
 
     def _draw(self, num_batches: int, ring: Optional[RingRows]) -> Iterator[List[DrawnBatch]]:
         """Make one call; gives the batches that it brought in lists whose rows lie in one block of memory."""
@@ -273,6 +314,7 @@ class ReplayClient:
             nonce=ring.nonce if ring else "",
             known_table_id=table_id,
             known_actors=len(names),
+            draining=self._is_draining(),
         )
         sent_s = time.monotonic()
         answer = self._caller.call(self._sample, request, timeout_s=SAMPLE_WAIT_S + CALL_MARGIN_S)
@@ -316,7 +358,7 @@ class ReplayClient:
                 raise Stopped
 
     def _is_over(self) -> bool:
-        return self._lifecycle.stopping.is_set() or self._paused.is_set()
+        return self._lifecycle.stopping.is_set() or self._ended.is_set()
 
     def _attach(self, outdated: Optional[RingRows]) -> None:
         """Attach to the replay's ring, instead of to `outdated`, or have rows sent where that cannot be."""

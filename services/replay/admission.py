@@ -12,6 +12,8 @@ import numpy.typing as npt
 
 from services.common.chunk import ActorCounters, Chunk
 
+MAX_SENTENCE = 300  # characters of what an actor says that are kept
+WORD_LASTS_S = 10.0  # an actor that waits says so again sooner
 MAX_FENCED = 1024  # lives of one actor that are remembered as over
 
 
@@ -35,6 +37,7 @@ class LaneGroup:
     next_sequence: int
     next_step: int  # index of the step that would follow without a gap
     open_keys: npt.NDArray[np.int64]  # [n_step, num_lanes], rows whose windows are open, aligned to the end; -1: none
+    has_begun: bool = False  # a chunk of it was acknowledged
     may_jump: bool = False  # the replay is older than its actor: chunks in between are lost for good
 
 
@@ -50,8 +53,19 @@ class ActorRecord:
     fenced: Deque[int] = field(default_factory=lambda: deque(maxlen=MAX_FENCED))
     calls_in_flight: int = 0
     acknowledged_steps: int = 0  # of all lives
+    life_acknowledged_steps: int = 0  # of this life
+    elsewhere_steps: int = 0  # of this life, that another ring acknowledged, or this one before it came back older
     last_policy_version: int = 0
     counters: ActorCounters = field(default_factory=ActorCounters)
+    waiting_for: str = ""  # as it said, or was told; a chunk takes it back
+    waiting_since_s: float = 0.0
+    heard_s: float = 0.0  # when it was said last
+
+    def wait(self, sentence: str, now_s: float) -> None:
+        """Note what the actor waits for."""
+        if not self.waiting_for or now_s - self.heard_s > WORD_LASTS_S:
+            self.waiting_since_s = now_s
+        self.waiting_for, self.heard_s = sentence[:MAX_SENTENCE], now_s
 
 
 @dataclass(frozen=True)
@@ -90,14 +104,10 @@ class Admission:
 
     def judge(self, actor: str, incarnation: int, chunk: Chunk) -> Verdict:
         """Say whether `chunk` may be applied now; changes nothing."""
+        fenced = self.why_fenced(actor, incarnation)
+        if fenced:
+            return Verdict(InsertStatus.FENCED, fenced, 0)
         record = self.actors.get(actor)
-        if record is not None and incarnation in record.fenced:
-            return Verdict(
-                InsertStatus.FENCED,
-                f"actor {actor!r} was started anew as incarnation {record.incarnation:#x}; this one, {incarnation:#x}, "
-                f"must stop, or be given a name of its own",
-                0,
-            )
         group = None
         if record is not None and record.incarnation == incarnation:
             group = record.groups.get(chunk.lane_group)
@@ -105,6 +115,22 @@ class Admission:
             return Verdict(InsertStatus.APPLIED, "", chunk.sequence)
         status, reason = self._compare(group, chunk, f"lane group {chunk.lane_group} of actor {actor!r}")
         return Verdict(status, reason, group.next_sequence)
+
+    def why_fenced(self, actor: str, incarnation: int) -> str:
+        """One sentence if a newer life of this actor has taken over; empty otherwise."""
+        record = self.actors.get(actor)
+        if record is None or incarnation not in record.fenced:
+            return ""
+        return (
+            f"actor {actor!r} was started anew as incarnation {record.incarnation:#x}; this one, {incarnation:#x}, "
+            f"must stop, or be given a name of its own"
+        )
+
+    def note_wait(self, actor: str, incarnation: int, sentence: str, now_s: float) -> None:
+        """Note what this life of an actor waits for, if it is the living one."""
+        record = self.actors.get(actor)
+        if record is not None and record.incarnation == incarnation:
+            record.wait(sentence, now_s)
 
     @staticmethod
     def _compare(group: LaneGroup, chunk: Chunk, where: str) -> Tuple[InsertStatus, str]:
@@ -151,6 +177,9 @@ class Admission:
         record.fenced.append(record.incarnation)
         record.incarnation = incarnation
         record.groups = {}
+        record.life_acknowledged_steps = record.elsewhere_steps = 0
+        record.counters = ActorCounters()
+        record.waiting_for = ""
         return orphans
 
     def group_of(self, record: ActorRecord, chunk: Chunk) -> LaneGroup:
@@ -166,11 +195,16 @@ class Admission:
 
     def acknowledge(self, record: ActorRecord, group: LaneGroup, chunk: Chunk) -> None:
         """Move on behind an applied chunk."""
-        group.may_jump = False
+        is_joining = chunk.sequence > (group.next_sequence if group.has_begun else 0)
+        group.has_begun, group.may_jump = True, False
         group.next_sequence = chunk.sequence + 1
         group.next_step = chunk.first_step + chunk.num_steps
         record.acknowledged_steps += chunk.num_valid
+        record.life_acknowledged_steps += chunk.num_valid
         record.counters = chunk.counters
+        record.waiting_for = ""
+        if is_joining:  # what came before this chunk was acknowledged where this ring does not know of it
+            record.elsewhere_steps = max(0, settled_steps(record.counters) - record.life_acknowledged_steps)
         if chunk.num_steps > 0:
             record.last_policy_version = int(chunk.policy_version[-1])
 
@@ -183,3 +217,8 @@ class Admission:
             and now_s - record.last_seen_s > max_silence_s
             and any((group.open_keys >= 0).any() for group in record.groups.values())
         ]
+
+
+def settled_steps(counters: ActorCounters) -> int:
+    """Steps of a life that were acknowledged, wherever, by what the actor sent with a chunk, that chunk included."""
+    return counters.produced_steps - counters.buffered_steps - sum(counters.dropped_steps.values())

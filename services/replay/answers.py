@@ -86,6 +86,11 @@ def fill_info(response: replay_pb2.GetReplayInfoResponse, table: Table) -> None:
             acknowledged_steps=actor.acknowledged_steps,
             seconds_since_insert=actor.seconds_since_insert,
             last_policy_version=actor.last_policy_version,
+            waiting_for=actor.waiting_for,
+            waiting_seconds=actor.waiting_s,
+            life_acknowledged_steps=actor.life_acknowledged_steps,
+            elsewhere_steps=actor.elsewhere_steps,
+            earlier_lives=actor.earlier_lives,
         )
         message.counters.produced_steps = actor.counters.produced_steps
         message.counters.buffered_steps = actor.counters.buffered_steps

@@ -5,6 +5,7 @@ A segment begins with a summary of all that came before it; segments whose chunk
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Callable, List, NamedTuple
@@ -131,6 +132,16 @@ class ChunkLog:
             self._broken = True
             raise RingBroken(f"the chunk log {str(self._segments[-1].file)!r} took half a record: is its disk full?")
         self._offset += len(record)
+
+    def flush(self) -> None:
+        """Bring every segment to the disk; any thread may call it, since it writes nothing itself."""
+        for segment in list(self._segments):
+            with contextlib.suppress(FileNotFoundError):  # every chunk of it was overwritten meanwhile
+                descriptor = os.open(segment.file, os.O_RDONLY)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
 
     def copy_into(self, folder: Path) -> Callable[[], int]:
         """Hold the log as it is now; the call of what is returned writes it to `folder` and says how many bytes."""

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from services.common.chunk import ActorCounters
 from services.common.ring_layout import damaged
 from services.replay import records
-from services.replay.admission import ActorRecord, Admission, LaneGroup
+from services.replay.admission import ActorRecord, Admission, LaneGroup, settled_steps
 from services.replay.chunk_log import Segment, segments_in
 from services.replay.records import CHUNK_DTYPE, Counts, Parsed, Record, RecordKind
 from services.replay.version_history import VersionHistory
@@ -66,6 +66,8 @@ def summarize(admission: Admission) -> List[Dict[str, Any]]:
             "incarnation": record.incarnation,
             "fenced": list(record.fenced),
             "acknowledged_steps": record.acknowledged_steps,
+            "life_acknowledged_steps": record.life_acknowledged_steps,
+            "elsewhere_steps": record.elsewhere_steps,
             "last_policy_version": record.last_policy_version,
             "produced_steps": record.counters.produced_steps,
             "buffered_steps": record.counters.buffered_steps,
@@ -232,7 +234,18 @@ def _load_summary(admission: Admission, summary: Record, n_step: int, now_s: flo
         record.last_policy_version = facts["last_policy_version"]
         record.counters = ActorCounters(facts["produced_steps"], facts["buffered_steps"], facts["dropped_steps"])
         for group, num_lanes, next_sequence, next_step, may_jump in facts["groups"]:
-            record.groups[group] = LaneGroup(num_lanes, next_sequence, next_step, _no_keys(n_step, num_lanes), may_jump)
+            record.groups[group] = LaneGroup(
+                num_lanes,
+                next_sequence,
+                next_step,
+                _no_keys(n_step, num_lanes),
+                has_begun=True,
+                may_jump=may_jump,
+            )
+        # A log from before they were kept tells nothing of lives: the counters are believed.
+        settled = settled_steps(record.counters)
+        record.life_acknowledged_steps = facts.get("life_acknowledged_steps", min(settled, record.acknowledged_steps))
+        record.elsewhere_steps = facts.get("elsewhere_steps", settled - record.life_acknowledged_steps)
         admission.names.append(record.name)
         admission.actors[record.name] = record
 
@@ -243,6 +256,7 @@ def _no_keys(n_step: int, num_lanes: int) -> npt.NDArray[np.int64]:
 
 def _acknowledge(admission: Admission, chunks: npt.NDArray[Any], chunk_records: List[Record], n_step: int) -> None:
     """Move the actors on behind `chunks`; only the last one of a life or an actor matters."""
+    _account_for_lives(admission, chunks, chunk_records)
     for life, places in _lives(chunks).items():
         record = admission.actors[admission.names[life.actor]]
         record.acknowledged_steps += int(chunks["num_valid"][places].sum())
@@ -258,6 +272,7 @@ def _acknowledge(admission: Admission, chunks: npt.NDArray[Any], chunk_records: 
             int(last["sequence"]) + 1,
             int(last["first_step"]) + int(last["num_steps"]),
             _no_keys(n_step, num_lanes),
+            has_begun=True,
         )
     last_of_actor = dict(zip(chunks["actor"].tolist(), range(len(chunks))))
     last_with_steps = {
@@ -267,10 +282,35 @@ def _acknowledge(admission: Admission, chunks: npt.NDArray[Any], chunk_records: 
     }
     for actor, place in last_of_actor.items():
         chunk, record = chunks[place], admission.actors[admission.names[actor]]
+        if int(chunk["incarnation"]) != record.incarnation:
+            continue  # its newest life has sent nothing yet
         dropped = records.dropped_steps_of(chunk_records[place])
         record.counters = ActorCounters(int(chunk["produced_steps"]), int(chunk["buffered_steps"]), dropped)
     for actor, place in last_with_steps.items():
         admission.actors[admission.names[actor]].last_policy_version = int(chunks["last_policy_version"][place])
+
+
+def _account_for_lives(admission: Admission, chunks: npt.NDArray[Any], chunk_records: List[Record]) -> None:
+    """Add to the living ones' sums what `ActorRecord` keeps of a life; to be called before their groups move on."""
+    for index, name in enumerate(admission.names):
+        record = admission.actors[name]
+        places = np.flatnonzero((chunks["actor"] == index) & (chunks["incarnation"] == record.incarnation))
+        settled = record.life_acknowledged_steps + np.cumsum(chunks["num_valid"][places], dtype=np.int64)
+        joins = [_joins(record, chunks[places], group) for group in set(chunks["lane_group"][places].tolist())]
+        for at in sorted(np.concatenate(joins).tolist() if joins else [])[-1:]:
+            chunk, dropped = chunks[places[at]], records.dropped_steps_of(chunk_records[places[at]])
+            counters = ActorCounters(int(chunk["produced_steps"]), int(chunk["buffered_steps"]), dropped)
+            record.elsewhere_steps = max(0, settled_steps(counters) - int(settled[at]))
+        if len(places):
+            record.life_acknowledged_steps = int(settled[-1])
+
+
+def _joins(record: ActorRecord, chunks: npt.NDArray[Any], group: int) -> npt.NDArray[np.int64]:
+    """Which of a life's chunks are of a lane group's, and have others before them that the log does not know."""
+    places = np.flatnonzero(chunks["lane_group"] == group)
+    known = record.groups.get(group)
+    awaited = np.concatenate(([known.next_sequence if known else 0], chunks["sequence"][places[:-1]] + 1))
+    return places[chunks["sequence"][places] > awaited]
 
 
 def _lives(chunks: npt.NDArray[Any]) -> Dict[Life, npt.NDArray[np.int64]]:

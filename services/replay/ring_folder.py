@@ -63,10 +63,11 @@ class RingFolder:
         self.format = ring_format
         self.nonce = nonce
         self._lock = lock
+        self._columns: List[mmap.mmap] = []
         self._mappings: List[mmap.mmap] = []  # columns whose pages are still to be taken in
         self._populated = 0  # bytes of the first of them that are
         self.guards: npt.NDArray[np.int64]
-        self.guards, _ = map_array(path / GUARDS_FILE, "int64", (NUM_GUARDS,), writable=True)
+        self.guards, self._guards_mapping = map_array(path / GUARDS_FILE, "int64", (NUM_GUARDS,), writable=True)
         self.log = ChunkLog(path / CHUNKS_FOLDER, segment_bytes)
         self.is_same_boot = ring_format.boot_id == boot_id()
 
@@ -139,6 +140,7 @@ class RingFolder:
         """
         column, mapping = map_array(column_file(self.path, name), dtype.name, shape, writable=True)
         self._mappings.append(mapping)
+        self._columns.append(mapping)
         return column
 
     def check_fits(self, capacity: int, schema: Schema) -> None:
@@ -186,6 +188,19 @@ class RingFolder:
             self._populated = begin + piece_bytes
             return True
         return False
+
+    def flush(self) -> None:
+        """Bring all that is written to the disk: the rows first, then what says that they are there.
+
+        Raises:
+            UserError: the disk takes it not.
+        """
+        try:
+            for mapping in (*self._columns, self._guards_mapping):
+                mapping.flush()
+            self.log.flush()
+        except OSError as error:
+            raise storage_error(self.path, error, "what lies in memory could not be written") from None
 
     def close(self) -> None:
         """Give the folder up; what is mapped stays readable and must not be written any more."""

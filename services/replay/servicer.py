@@ -84,6 +84,7 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         self._stop_reason = ""
         self._waits = waits or Waits(REASONS)
         self._on_damaged = on_damaged
+        self._draining = False  # as the chief said last
 
     @property
     def table(self) -> Optional[Table]:
@@ -103,6 +104,8 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
     ) -> replay_pb2.InsertResponse:
         refuse(context, objection(request.peer, self._run_id))
         began_s = time.monotonic()
+        if not request.HasField("chunk"):
+            return self._hear(request, began_s)
         try:
             table = self._table_for(request)
             if table is None:
@@ -139,6 +142,14 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
             what = f"a chunk is {result.status.name.lower()}"
             self._log.debug(what, chunk=_id_of(request), reason=result.reason)
 
+    def _hear(self, request: replay_pb2.InsertRequest, began_s: float) -> replay_pb2.InsertResponse:
+        """Note what an actor says that has no chunk to send."""
+        peer, fenced = request.peer, ""
+        if self._table is not None:
+            fenced = self._table.hear(peer.name, peer.incarnation, request.waiting_for)
+        status = InsertStatus.FENCED if fenced else InsertStatus.APPLIED
+        return self._insert_response(InsertResult(status, fenced, 0), began_s)
+
     def Sample(  # noqa: N802
         self, request: replay_pb2.SampleRequest, context: grpc.ServicerContext
     ) -> replay_pb2.SampleResponse:
@@ -158,6 +169,8 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         self._refuse_other_schema(request.peer.schema_digest, table, context)
         outcome = self._apply_priorities(table, request.priorities, context)
         is_chief = request.peer.role == experience_pb2.ROLE_LEARNER
+        if is_chief:
+            self._draining = request.draining
         try:
             table.set_newest(request.newest_version, request.updates, chief=request.peer.incarnation if is_chief else 0)
         except RingBroken as error:
@@ -190,7 +203,9 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         self, request: replay_pb2.GetReplayInfoRequest, context: grpc.ServicerContext
     ) -> replay_pb2.GetReplayInfoResponse:
         refuse(context, objection(request.peer, self._run_id))
-        response = replay_pb2.GetReplayInfoResponse(run_id=self._run_id, replay_incarnation=self._incarnation)
+        response = replay_pb2.GetReplayInfoResponse(
+            run_id=self._run_id, replay_incarnation=self._incarnation, draining=self._draining
+        )
         table = self._table
         if table is not None:
             response.schema.CopyFrom(encode_schema(table.schema))
@@ -233,6 +248,21 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         self._log.info("a snapshot is taken", folder=request.folder, steps=copied.steps, seconds=copied.seconds)
         return replay_pb2.SnapshotResponse(steps=copied.steps, bytes=copied.num_bytes, seconds=copied.seconds)
+
+    def Flush(  # noqa: N802
+        self, request: replay_pb2.FlushRequest, context: grpc.ServicerContext
+    ) -> replay_pb2.FlushResponse:
+        refuse(context, objection(request.peer, self._run_id))
+        began_s, table = time.monotonic(), self._table
+        if table is None:
+            return replay_pb2.FlushResponse()
+        try:
+            steps = table.flush()
+        except UserError as error:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        folder = str(table.folder.path.resolve()) if table.folder is not None else ""
+        self._log.info("all is flushed", steps=steps)
+        return replay_pb2.FlushResponse(steps=steps, seconds=time.monotonic() - began_s, folder=folder)
 
     def _give_up(self, error: UserError, context: grpc.ServicerContext) -> NoReturn:
         """End the process: what the caller sent is not acknowledged, and may be sent to the next life."""
@@ -299,6 +329,7 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
             quarantined_lanes=result.quarantined_lanes.tolist(),
             replay_incarnation=self._incarnation,
             held_seconds=time.monotonic() - began_s,
+            draining=self._draining,
         )
 
 

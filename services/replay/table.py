@@ -187,6 +187,7 @@ class Table:
             return InsertResult(InsertStatus.REFUSED, refusal.sentence, verdict.next_sequence)
         full = self._journal.why_full()
         if full:
+            self._admission.note_wait(actor, incarnation, full, self._clock())
             return InsertResult(InsertStatus.BLOCKED, full, verdict.next_sequence, RETRY_AFTER_S)
         return None
 
@@ -306,6 +307,12 @@ class Table:
 
     # Actors and the chief
 
+    def hear(self, actor: str, incarnation: int, waiting_for: str) -> str:
+        """Note what an actor that inserts nothing waits for; returns why it must stop, or an empty string."""
+        with self._lock:
+            self._admission.note_wait(actor, incarnation, waiting_for, self._clock())
+            return self._admission.why_fenced(actor, incarnation)
+
     def close_actor(self, actor: str, incarnation: int) -> None:
         """Close the open windows of this life of an actor with what is known; harmless if it is not the living one."""
         with self._lock:
@@ -360,6 +367,15 @@ class Table:
         """Write down the counts that change without an insert; a ring in memory has nowhere to."""
         with self._lock:
             self._journal.note_state()
+
+    def flush(self) -> int:
+        """Bring all that is acknowledged to the disk, as far as there is one; returns how many steps the ring holds."""
+        with self._lock:
+            self._journal.note_state()
+            steps = self.store.counters.resident
+        if self.folder is not None:
+            self.folder.flush()
+        return steps
 
     def snapshot(self, target: Path) -> Copied:
         """Copy the ring to the new folder `target` while traffic goes on.

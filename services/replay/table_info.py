@@ -128,8 +128,13 @@ class ActorInfo:
     incarnation: int
     acknowledged_steps: int  # of all lives
     seconds_since_insert: float
-    counters: ActorCounters
+    counters: ActorCounters  # as they came with its last chunk
     last_policy_version: int
+    life_acknowledged_steps: int = 0
+    elsewhere_steps: int = 0
+    earlier_lives: int = 0
+    waiting_for: str = ""
+    waiting_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Dict, Optional
 
 import numpy as np
 
-from services.replay.admission import Admission
+from services.replay.admission import WORD_LASTS_S, ActorRecord, Admission
 from services.replay.item_store import ItemStore
 from services.replay.rate_limiter import RateLimiter
 from services.replay.refusal import WORDS
@@ -114,22 +114,29 @@ def describe_table(
             explanation=limiter.explain(store.stock()),
         ),
         waiters=waiting.waiters(),
-        actors=[
-            ActorInfo(
-                name=record.name,
-                incarnation=record.incarnation,
-                acknowledged_steps=record.acknowledged_steps,
-                seconds_since_insert=now_s - record.last_seen_s,
-                counters=record.counters,
-                last_policy_version=record.last_policy_version,
-            )
-            for record in admission.actors.values()
-        ],
+        actors=[_describe_actor(record, now_s) for record in admission.actors.values()],
         max_actor_silence_s=settings.max_actor_silence_s,
         newest_version=history.newest_version,
         newest_updates=history.newest_updates,
         log_bytes=log_bytes,
         snapshots=snapshots,
+    )
+
+
+def _describe_actor(record: ActorRecord, now_s: float) -> ActorInfo:
+    says = record.waiting_for if now_s - record.heard_s <= WORD_LASTS_S else ""
+    return ActorInfo(
+        name=record.name,
+        incarnation=record.incarnation,
+        acknowledged_steps=record.acknowledged_steps,
+        seconds_since_insert=now_s - record.last_seen_s,
+        counters=record.counters,
+        last_policy_version=record.last_policy_version,
+        life_acknowledged_steps=record.life_acknowledged_steps,
+        elsewhere_steps=record.elsewhere_steps,
+        earlier_lives=len(record.fenced),
+        waiting_for=says,
+        waiting_s=now_s - record.waiting_since_s if says else 0.0,
     )
 
 

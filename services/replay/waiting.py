@@ -11,7 +11,7 @@ from services.common.waits import Waits
 from services.replay.table_info import WaiterInfo
 
 INSERT_LIMITER, SAMPLE_LIMITER, SAMPLE_MIN_SIZE = REASONS = ("insert_limiter", "sample_limiter", "sample_min_size")
-RESUMED_S = 1.0  # who left without success and comes again within this goes on with the same wait
+SAME_WAIT_S = 5.0  # who leaves without success and comes back so soon has waited all the time
 
 Place = Tuple[int, int]  # (round, ticket): lower goes first
 
@@ -110,7 +110,7 @@ class WaitingRoom:
         now_s = self._clock()
         kept = self._kept.pop((call, peer_name), None)
         if kept is not None:
-            since_s = kept.since_s if now_s - kept.left_s <= RESUMED_S else now_s
+            since_s = kept.since_s if now_s - kept.left_s <= SAME_WAIT_S else now_s
             return _Waiter(peer_name, call, since_s, why, kept.place, threading.Condition(self._lock))
         self._tickets += 1
         own = [other.place[0] for other in line if other.peer_name == peer_name]
@@ -122,8 +122,10 @@ class WaitingRoom:
         """Keep the place of one who leaves without success, and since when it has waited."""
         key = (waiter.call, waiter.peer_name)
         other = self._kept.get(key)  # of another call of this peer
-        place = waiter.place if other is None else min(waiter.place, other.place)
-        self._kept[key] = _Kept(place, waiter.since_s, self._clock())
+        place, since_s = waiter.place, waiter.since_s
+        if other is not None:
+            place, since_s = min(place, other.place), min(since_s, other.since_s)
+        self._kept[key] = _Kept(place, since_s, self._clock())
 
     def _stay(
         self,

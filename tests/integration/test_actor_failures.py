@@ -61,7 +61,7 @@ class Replay(ReplayServicer):
 
     def Insert(self, request: Any, context: Any) -> Any:  # noqa: N802
         response = super().Insert(request, context)
-        if response.status == 1:
+        if response.status == 1 and request.HasField("chunk"):
             self.chunks.append(decode_chunk(request.chunk))
         return response
 
@@ -221,10 +221,13 @@ def test_a_chief_that_is_away_parks_the_actor_when_its_parameters_are_too_old(
     eventually(lambda: "parked: the parameters are too old" in acting.log.events("warning"))
     assert _stands_still(acting.produced)
     assert acting.metric("policy_age_seconds") > 0.5
+    # The replay, which is there, is told: people ask it while the chief is away.
+    eventually(lambda: peers.replay.info().actors[0].waiting_for.startswith("parked: the chief has not confirmed"))
     peers.come("chief")
     before = acting.produced()
     eventually(lambda: acting.produced() > before + 100)
     assert "acting goes on" in acting.log.events("info")
+    assert peers.replay.info().actors[0].waiting_for == ""
     acting.finish()
     assert peers.replay.info().steps.acknowledged == acting.produced()
 

@@ -6,7 +6,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, List
 
 import numpy as np
 import pytest
@@ -55,6 +55,7 @@ class OneSet:
 
     newest = ParameterSet(1, 0, "digest", {"policy.bias": np.full(1, 0.5, np.float32)})
     newest_known_version = 1
+    is_draining = False
 
     def wait_for_newest(self, max_age_s: float) -> ParameterSet:
         return self.newest
@@ -62,13 +63,36 @@ class OneSet:
 
 @pytest.mark.parametrize("autoreset", [AutoReset.SAME_STEP, AutoReset.NEXT_STEP])
 @pytest.mark.parametrize("steps", [11, 12, 13])
+@pytest.mark.parametrize("drained_at", [0, 6, 7, 8])
 def test_what_an_actor_does_arrives_as_exact_items(
-    autoreset: AutoReset, steps: int, serve: Serve, lifecycle: Lifecycle, log: FakeLog, clock: FakeClock
+    autoreset: AutoReset,
+    steps: int,
+    drained_at: int,
+    serve: Serve,
+    lifecycle: Lifecycle,
+    log: FakeLog,
+    clock: FakeClock,
+    eventually: Eventually,
 ) -> None:
     servicer = _replay(TableSettings(capacity=256, n_step=2, discount=0.5, max_batch_size=64))
-    env = FakeEnv(
-        2, episode_steps=3, autoreset=autoreset, on_step=lambda n: lifecycle.stop("test") if n == steps else None
-    )
+    parameters: Any = OneSet()
+
+    def on_step(number: int) -> None:
+        if number == drained_at:
+            parameters.is_draining = True
+        if number == steps:
+            lifecycle.stop("test")
+
+    def rest() -> None:
+        """All that was made before is there, and each step of it starts an item."""
+        eventually(lambda: sender.is_empty)
+        steps = _table(servicer).info().steps
+        assert (steps.acknowledged, steps.items, steps.unripe) == (produced, produced, 0)
+        parameters.is_draining = False
+        rests.append(produced)
+
+    rests: List[int] = []
+    env = FakeEnv(2, episode_steps=3, autoreset=autoreset, on_step=on_step)
     sender = ChunkSender(
         serve(ADD, servicer),
         peer=Peer(RUN_ID, experience_pb2.ROLE_ACTOR, "actor-0"),
@@ -80,7 +104,6 @@ def test_what_an_actor_does_arrives_as_exact_items(
         log=log,
     )
     thread = lifecycle.spawn("sender", sender.run)
-    parameters: Any = OneSet()
     produced = 0
 
     def send(chunk: Chunk) -> None:
@@ -94,6 +117,7 @@ def test_what_an_actor_does_arrives_as_exact_items(
         parameters,
         ChunkWriter(SCHEMA, num_lanes=2, chunk_steps=4, autoreset=autoreset, clock=clock),
         send=send,
+        rest=rest,
         rng=np.random.default_rng(0),
         seed=1,
         max_policy_age_s=1.0,
@@ -123,7 +147,8 @@ def test_what_an_actor_does_arrives_as_exact_items(
         assert item.discount == (0.0 if ends_in_termination else 0.5 ** len(to_come))
         if item.discount:
             assert item.columns["next_observation.policy"].tolist() == [age + len(to_come), lane]
-    assert cut_short <= 2  # one a lane
+    assert len(rests) == bool(drained_at)
+    assert cut_short <= 2 + 2 * len(rests)  # one a lane and cut
 
 
 # The chief

@@ -20,6 +20,7 @@ from services.common.rpc import Refused, Server, Stopped
 from services.common.run_folder import RunFolder
 from services.learner.chief_client import ChiefClient
 from services.learner.collaboration import Collaboration
+from services.learner.drain import Drain
 from services.learner.parameter_service import ParameterServicer, Status, add_to_server
 from services.learner.parameter_store import ParameterStore
 from services.learner.readers import Readers
@@ -48,11 +49,14 @@ class Chief:
         self.status = Status(run_state=parameters_pb2.RUN_STATE_TRAINING)
         self.store = ParameterStore(VersionReservation(folder / "versions.json"))
         self.updates = 0
+        self.readers = Readers(time.monotonic, 1)
+        self.drain = Drain(self.readers, time.monotonic, log)
         servicer = ParameterServicer(
             run_id=RUN_ID,
             incarnation=incarnation,
             store=self.store,
-            readers=Readers(time.monotonic, 1),
+            readers=self.readers,
+            drain=self.drain,
             folder=RunFolder(folder),
             status=self.status,
             num_actors=1,
@@ -260,5 +264,49 @@ def test_one_helper_too_many_is_a_mistake_to_mend(
     with pytest.raises(Refused, match=r"helper-0 is refused; raise gradients\.max_helpers") as caught:
         client.next_base()
     assert caught.value.exit_code == EXIT_USER
+    client.close()
+    chief.stop()
+
+
+def test_a_helper_of_a_drained_run_says_so_and_goes_on_with_the_next_base(
+    chief: Chief, client: ChiefClient, eventually: Eventually
+) -> None:
+    asked = Asked(client)
+    eventually(lambda: chief.exchange.num_living == 1)
+    chief.drain.begin(60.0)
+    eventually(lambda: client.waiting_for == "the run is drained, and takes no further step")
+
+    def told() -> bool:
+        return [reader.waiting_for for reader in chief.readers.living(10.0)] == [client.waiting_for]
+
+    eventually(told)
+    chief.drain.undo()
+    chief.publish()
+    assert asked.result() is not None
+
+
+def test_in_a_drained_run_no_gradient_is_computed_on_the_same_base_again(tmp_path: Path, lifecycle: Lifecycle) -> None:
+    chief = Chief(tmp_path, 11, mode="asynchronous", accumulate=2)
+    client = ChiefClient(
+        chief.server.address,
+        peer=Peer(RUN_ID, experience_pb2.ROLE_HELPER, "helper-0"),
+        schema_digest=DIGEST,
+        first_sequence=5,
+        lifecycle=lifecycle,
+        log=FakeLog(),
+        data_waiting_for=lambda: "too few items",
+    )
+    chief.publish()
+    base = client.next_base()
+    assert base is not None
+    client._used_version = base.version
+    assert client.next_base() is not None  # as ever where gradients come as they come
+    chief.drain.begin(60.0)
+    asked = Asked(client)
+    time.sleep(0.3)
+    assert asked.is_waiting()
+    assert chief.readers.living(10.0)[0].waiting_for == "too few items"  # the nearest to the cause
+    chief.publish()
+    assert asked.result() is not None
     client.close()
     chief.stop()

@@ -25,35 +25,47 @@ _sym_db = _symbol_database.Default()
 from shoal.v1 import experience_pb2 as shoal_dot_v1_dot_experience__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19shoal/v1/parameters.proto\x12\x08shoal.v1\x1a\x19shoal/v1/experience.proto\"\xb3\x01\n\x12GetManifestRequest\x12\x1c\n\x04peer\x18\x01 \x01(\x0b\x32\x0e.shoal.v1.Peer\x12\x12\n\nnewer_than\x18\x02 \x01(\x04\x12%\n\x04role\x18\x03 \x01(\x0e\x32\x17.shoal.v1.ParameterRole\x12\x17\n\x0frunning_version\x18\x04 \x01(\x04\x12\x16\n\x0erunning_digest\x18\x05 \x01(\t\x12\x13\n\x0bwaiting_for\x18\x06 \x01(\t\"\xf4\x01\n\x13GetManifestResponse\x12\x11\n\tavailable\x18\x01 \x01(\x08\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x0f\n\x07updates\x18\x03 \x01(\x04\x12\x12\n\nsize_bytes\x18\x04 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x05 \x01(\t\x12%\n\trun_state\x18\x06 \x01(\x0e\x32\x12.shoal.v1.RunState\x12\x19\n\x11\x63hief_incarnation\x18\x07 \x01(\x06\x12\x13\n\x0b\x61\x63tor_index\x18\x08 \x01(\r\x12\x12\n\nnum_actors\x18\t \x01(\r\x12\x19\n\x11\x61sk_again_seconds\x18\n \x01(\x01\"\xef\x01\n\x14GetParametersRequest\x12\x1c\n\x04peer\x18\x01 \x01(\x0b\x32\x0e.shoal.v1.Peer\x12%\n\x04role\x18\x02 \x01(\x0e\x32\x17.shoal.v1.ParameterRole\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x14\n\x0coffset_bytes\x18\x04 \x01(\x04\x12\x11\n\tmax_bytes\x18\x05 \x01(\r\x12\x12\n\nnewer_than\x18\x06 \x01(\x04\x12\x17\n\x0frunning_version\x18\x07 \x01(\x04\x12\x16\n\x0erunning_digest\x18\x08 \x01(\t\x12\x13\n\x0bwaiting_for\x18\t \x01(\t\"z\n\x15GetParametersResponse\x12\x12\n\nsuperseded\x18\x01 \x01(\x08\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x0e\n\x06\x63rc32c\x18\x03 \x01(\x07\x12/\n\x08manifest\x18\x04 \x01(\x0b\x32\x1d.shoal.v1.GetManifestResponse\"\xc3\x01\n\x17ReportEvaluationRequest\x12\x1c\n\x04peer\x18\x01 \x01(\x0b\x32\x0e.shoal.v1.Peer\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12\x10\n\x08\x65pisodes\x18\x04 \x01(\r\x12\x14\n\x0csuccess_rate\x18\x05 \x01(\x01\x12\x13\n\x0bmean_return\x18\x06 \x01(\x01\x12\x1a\n\x12mean_episode_steps\x18\x07 \x01(\x01\x12\x10\n\x08goal_set\x18\x08 \x01(\t\"8\n\x18ReportEvaluationResponse\x12\x0c\n\x04\x62\x65st\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\"5\n\x15GetLearnerInfoRequest\x12\x1c\n\x04peer\x18\x01 \x01(\x0b\x32\x0e.shoal.v1.Peer\"\xfe\x01\n\x0fParameterReader\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1c\n\x04role\x18\x02 \x01(\x0e\x32\x0e.shoal.v1.Role\x12\x13\n\x0bincarnation\x18\x03 \x01(\x06\x12\x0f\n\x07version\x18\x04 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x05 \x01(\t\x12\x1a\n\x12seconds_since_call\x18\x06 \x01(\x01\x12\x13\n\x0blag_updates\x18\x07 \x01(\x04\x12+\n\nparameters\x18\x08 \x01(\x0e\x32\x17.shoal.v1.ParameterRole\x12\x16\n\x0e\x64igest_differs\x18\t \x01(\x08\x12\x13\n\x0bwaiting_for\x18\n \x01(\t\"\xee\x03\n\x16GetLearnerInfoResponse\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x19\n\x11\x63hief_incarnation\x18\x02 \x01(\x06\x12%\n\trun_state\x18\x03 \x01(\x0e\x32\x12.shoal.v1.RunState\x12\x0f\n\x07version\x18\x04 \x01(\x04\x12\x0f\n\x07updates\x18\x05 \x01(\x04\x12\x13\n\x0bmax_updates\x18\x06 \x01(\x04\x12\x14\n\x0c\x62\x65st_version\x18\x07 \x01(\x04\x12\x19\n\x11\x62\x65st_success_rate\x18\x08 \x01(\x01\x12\x18\n\x10\x62\x65st_mean_return\x18\t \x01(\x01\x12\x13\n\x0bwaiting_for\x18\n \x01(\t\x12*\n\x07readers\x18\x0b \x03(\x0b\x32\x19.shoal.v1.ParameterReader\x12\x17\n\x0flag_p50_updates\x18\x0c \x01(\x01\x12\x17\n\x0flag_p95_updates\x18\r \x01(\x01\x12\x19\n\x11\x65valuated_version\x18\x0e \x01(\x04\x12\x14\n\x0csuccess_rate\x18\x0f \x01(\x01\x12\x13\n\x0bmean_return\x18\x10 \x01(\x01\x12\x18\n\x10training_seconds\x18\x11 \x01(\x01\x12\x11\n\tenv_steps\x18\x12 \x01(\x04\x12\x1a\n\x12non_finite_updates\x18\x1e \x01(\x04*l\n\x08RunState\x12\x19\n\x15RUN_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11RUN_STATE_WAITING\x10\x01\x12\x16\n\x12RUN_STATE_TRAINING\x10\x02\x12\x16\n\x12RUN_STATE_FINISHED\x10\x03*}\n\rParameterRole\x12\x1e\n\x1aPARAMETER_ROLE_UNSPECIFIED\x10\x00\x12\x16\n\x12PARAMETER_ROLE_ACT\x10\x01\x12\x18\n\x14PARAMETER_ROLE_LEARN\x10\x02\x12\x1a\n\x16PARAMETER_ROLE_AVERAGE\x10\x03\x32\xcf\x02\n\x10ParameterService\x12J\n\x0bGetManifest\x12\x1c.shoal.v1.GetManifestRequest\x1a\x1d.shoal.v1.GetManifestResponse\x12\x46\n\x03Get\x12\x1e.shoal.v1.GetParametersRequest\x1a\x1f.shoal.v1.GetParametersResponse\x12Y\n\x10ReportEvaluation\x12!.shoal.v1.ReportEvaluationRequest\x1a\".shoal.v1.ReportEvaluationResponse\x12L\n\x07GetInfo\x12\x1f.shoal.v1.GetLearnerInfoRequest\x1a .shoal.v1.GetLearnerInfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19shoal/v1/parameters.proto\x12\x08shoal.v1\x1a\x19shoal/v1/experience.proto\"\xc4\x01\n\x12GetManifestRequest\x12\x1c\n\x04peer\x18\x01 \x01(\x0b\x32\x0e.shoal.v1.Peer\x12\x12\n\nnewer_than\x18\x02 \x01(\x04\x12%\n\x04role\x18\x03 \x01(\x0e\x32\x17.shoal.v1.ParameterRole\x12\x17\n\x0frunning_version\x18\x04 \x01(\x04\x12\x16\n\x0erunning_digest\x18\x05 \x01(\t\x12\x13\n\x0bwaiting_for\x18\x06 \x01(\t\x12\x0f\n\x07\x64rained\x18( \x01(\x08\"\x86\x02\n\x13GetManifestResponse\x12\x11\n\tavailable\x18\x01 \x01(\x08\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x0f\n\x07updates\x18\x03 \x01(\x04\x12\x12\n\nsize_bytes\x18\x04 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x05 \x01(\t\x12%\n\trun_state\x18\x06 \x01(\x0e\x32\x12.shoal.v1.RunState\x12\x19\n\x11\x63hief_incarnation\x18\x07 \x01(\x06\x12\x13\n\x0b\x61\x63tor_index\x18\x08 \x01(\r\x12\x12\n\nnum_actors\x18\t \x01(\r\x12\x19\n\x11\x61sk_again_seconds\x18\n \x01(\x01\x12\x10\n\x08\x64raining\x18( \x01(\x08\"\x80\x02\n\x14GetParametersRequest\x12\x1c\n\x04peer\x18\x01 \x01(\x0b\x32\x0e.shoal.v1.Peer\x12%\n\x04role\x18\x02 \x01(\x0e\x32\x17.shoal.v1.ParameterRole\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x14\n\x0coffset_bytes\x18\x04 \x01(\x04\x12\x11\n\tmax_bytes\x18\x05 \x01(\r\x12\x12\n\nnewer_than\x18\x06 \x01(\x04\x12\x17\n\x0frunning_version\x18\x07 \x01(\x04\x12\x16\n\x0erunning_digest\x18\x08 \x01(\t\x12\x13\n\x0bwaiting_for\x18\t \x01(\t\x12\x0f\n\x07\x64rained\x18( \x01(\x08\"z\n\x15GetParametersResponse\x12\x12\n\nsuperseded\x18\x01 \x01(\x08\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x0e\n\x06\x63rc32c\x18\x03 \x01(\x07\x12/\n\x08manifest\x18\x04 \x01(\x0b\x32\x1d.shoal.v1.GetManifestResponse\"\xc3\x01\n\x17ReportEvaluationRequest\x12\x1c\n\x04peer\x18\x01 \x01(\x0b\x32\x0e.shoal.v1.Peer\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12\x10\n\x08\x65pisodes\x18\x04 \x01(\r\x12\x14\n\x0csuccess_rate\x18\x05 \x01(\x01\x12\x13\n\x0bmean_return\x18\x06 \x01(\x01\x12\x1a\n\x12mean_episode_steps\x18\x07 \x01(\x01\x12\x10\n\x08goal_set\x18\x08 \x01(\t\"8\n\x18ReportEvaluationResponse\x12\x0c\n\x04\x62\x65st\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\"5\n\x15GetLearnerInfoRequest\x12\x1c\n\x04peer\x18\x01 \x01(\x0b\x32\x0e.shoal.v1.Peer\"\xa8\x02\n\x0fParameterReader\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1c\n\x04role\x18\x02 \x01(\x0e\x32\x0e.shoal.v1.Role\x12\x13\n\x0bincarnation\x18\x03 \x01(\x06\x12\x0f\n\x07version\x18\x04 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x05 \x01(\t\x12\x1a\n\x12seconds_since_call\x18\x06 \x01(\x01\x12\x13\n\x0blag_updates\x18\x07 \x01(\x04\x12+\n\nparameters\x18\x08 \x01(\x0e\x32\x17.shoal.v1.ParameterRole\x12\x16\n\x0e\x64igest_differs\x18\t \x01(\x08\x12\x13\n\x0bwaiting_for\x18\n \x01(\t\x12\x0f\n\x07\x64rained\x18( \x01(\x08\x12\x17\n\x0fwaiting_seconds\x18) \x01(\x01\"\x84\x01\n\nDrainState\x12#\n\x05phase\x18\x01 \x01(\x0e\x32\x14.shoal.v1.DrainPhase\x12\x13\n\x0bwaiting_for\x18\x02 \x01(\t\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\x12\x0f\n\x07held_up\x18\x04 \x03(\t\x12\x1a\n\x12\x63heckpoint_updates\x18\x05 \x01(\x04\"Y\n\x0c\x44rainRequest\x12\x1c\n\x04peer\x18\x01 \x01(\x0b\x32\x0e.shoal.v1.Peer\x12\x0c\n\x04undo\x18\x02 \x01(\x08\x12\x1d\n\x15\x61\x63tors_within_seconds\x18\x03 \x01(\x01\"4\n\rDrainResponse\x12#\n\x05\x64rain\x18\x01 \x01(\x0b\x32\x14.shoal.v1.DrainState\"\x8b\x01\n\nHelperInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\x1a\n\x12lease_left_seconds\x18\x03 \x01(\x01\x12\x0e\n\x06pushes\x18\x04 \x01(\x04\x12\x12\n\nis_awaited\x18\x05 \x01(\x08\x12\x1a\n\x12push_waits_seconds\x18\x06 \x01(\x01\"W\n\x07LagPart\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bp50_updates\x18\x02 \x01(\x01\x12\x13\n\x0bp95_updates\x18\x03 \x01(\x01\x12\x14\n\x0cmean_seconds\x18\x04 \x01(\x01\"\x95\x05\n\x16GetLearnerInfoResponse\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x19\n\x11\x63hief_incarnation\x18\x02 \x01(\x06\x12%\n\trun_state\x18\x03 \x01(\x0e\x32\x12.shoal.v1.RunState\x12\x0f\n\x07version\x18\x04 \x01(\x04\x12\x0f\n\x07updates\x18\x05 \x01(\x04\x12\x13\n\x0bmax_updates\x18\x06 \x01(\x04\x12\x14\n\x0c\x62\x65st_version\x18\x07 \x01(\x04\x12\x19\n\x11\x62\x65st_success_rate\x18\x08 \x01(\x01\x12\x18\n\x10\x62\x65st_mean_return\x18\t \x01(\x01\x12\x13\n\x0bwaiting_for\x18\n \x01(\t\x12*\n\x07readers\x18\x0b \x03(\x0b\x32\x19.shoal.v1.ParameterReader\x12\x17\n\x0flag_p50_updates\x18\x0c \x01(\x01\x12\x17\n\x0flag_p95_updates\x18\r \x01(\x01\x12\x19\n\x11\x65valuated_version\x18\x0e \x01(\x04\x12\x14\n\x0csuccess_rate\x18\x0f \x01(\x01\x12\x13\n\x0bmean_return\x18\x10 \x01(\x01\x12\x18\n\x10training_seconds\x18\x11 \x01(\x01\x12\x11\n\tenv_steps\x18\x12 \x01(\x04\x12\x1a\n\x12non_finite_updates\x18\x1e \x01(\x04\x12#\n\x05\x64rain\x18( \x01(\x0b\x32\x14.shoal.v1.DrainState\x12\x17\n\x0fwaiting_seconds\x18) \x01(\x01\x12%\n\x07helpers\x18* \x03(\x0b\x32\x14.shoal.v1.HelperInfo\x12$\n\tlag_parts\x18+ \x03(\x0b\x32\x11.shoal.v1.LagPart\x12\x1a\n\x12prefetched_batches\x18, \x01(\r*l\n\x08RunState\x12\x19\n\x15RUN_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11RUN_STATE_WAITING\x10\x01\x12\x16\n\x12RUN_STATE_TRAINING\x10\x02\x12\x16\n\x12RUN_STATE_FINISHED\x10\x03*}\n\rParameterRole\x12\x1e\n\x1aPARAMETER_ROLE_UNSPECIFIED\x10\x00\x12\x16\n\x12PARAMETER_ROLE_ACT\x10\x01\x12\x18\n\x14PARAMETER_ROLE_LEARN\x10\x02\x12\x1a\n\x16PARAMETER_ROLE_AVERAGE\x10\x03*s\n\nDrainPhase\x12\x1b\n\x17\x44RAIN_PHASE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x44RAIN_PHASE_ACTORS\x10\x01\x12\x17\n\x13\x44RAIN_PHASE_LEARNER\x10\x02\x12\x17\n\x13\x44RAIN_PHASE_DRAINED\x10\x03\x32\x89\x03\n\x10ParameterService\x12J\n\x0bGetManifest\x12\x1c.shoal.v1.GetManifestRequest\x1a\x1d.shoal.v1.GetManifestResponse\x12\x46\n\x03Get\x12\x1e.shoal.v1.GetParametersRequest\x1a\x1f.shoal.v1.GetParametersResponse\x12Y\n\x10ReportEvaluation\x12!.shoal.v1.ReportEvaluationRequest\x1a\".shoal.v1.ReportEvaluationResponse\x12L\n\x07GetInfo\x12\x1f.shoal.v1.GetLearnerInfoRequest\x1a .shoal.v1.GetLearnerInfoResponse\x12\x38\n\x05\x44rain\x12\x16.shoal.v1.DrainRequest\x1a\x17.shoal.v1.DrainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'shoal.v1.parameters_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_RUNSTATE']._serialized_start=1926
-  _globals['_RUNSTATE']._serialized_end=2034
-  _globals['_PARAMETERROLE']._serialized_start=2036
-  _globals['_PARAMETERROLE']._serialized_end=2161
+  _globals['_RUNSTATE']._serialized_start=2698
+  _globals['_RUNSTATE']._serialized_end=2806
+  _globals['_PARAMETERROLE']._serialized_start=2808
+  _globals['_PARAMETERROLE']._serialized_end=2933
+  _globals['_DRAINPHASE']._serialized_start=2935
+  _globals['_DRAINPHASE']._serialized_end=3050
   _globals['_GETMANIFESTREQUEST']._serialized_start=67
-  _globals['_GETMANIFESTREQUEST']._serialized_end=246
-  _globals['_GETMANIFESTRESPONSE']._serialized_start=249
-  _globals['_GETMANIFESTRESPONSE']._serialized_end=493
-  _globals['_GETPARAMETERSREQUEST']._serialized_start=496
-  _globals['_GETPARAMETERSREQUEST']._serialized_end=735
-  _globals['_GETPARAMETERSRESPONSE']._serialized_start=737
-  _globals['_GETPARAMETERSRESPONSE']._serialized_end=859
-  _globals['_REPORTEVALUATIONREQUEST']._serialized_start=862
-  _globals['_REPORTEVALUATIONREQUEST']._serialized_end=1057
-  _globals['_REPORTEVALUATIONRESPONSE']._serialized_start=1059
-  _globals['_REPORTEVALUATIONRESPONSE']._serialized_end=1115
-  _globals['_GETLEARNERINFOREQUEST']._serialized_start=1117
-  _globals['_GETLEARNERINFOREQUEST']._serialized_end=1170
-  _globals['_PARAMETERREADER']._serialized_start=1173
-  _globals['_PARAMETERREADER']._serialized_end=1427
-  _globals['_GETLEARNERINFORESPONSE']._serialized_start=1430
-  _globals['_GETLEARNERINFORESPONSE']._serialized_end=1924
-  _globals['_PARAMETERSERVICE']._serialized_start=2164
-  _globals['_PARAMETERSERVICE']._serialized_end=2499
+  _globals['_GETMANIFESTREQUEST']._serialized_end=263
+  _globals['_GETMANIFESTRESPONSE']._serialized_start=266
+  _globals['_GETMANIFESTRESPONSE']._serialized_end=528
+  _globals['_GETPARAMETERSREQUEST']._serialized_start=531
+  _globals['_GETPARAMETERSREQUEST']._serialized_end=787
+  _globals['_GETPARAMETERSRESPONSE']._serialized_start=789
+  _globals['_GETPARAMETERSRESPONSE']._serialized_end=911
+  _globals['_REPORTEVALUATIONREQUEST']._serialized_start=914
+  _globals['_REPORTEVALUATIONREQUEST']._serialized_end=1109
+  _globals['_REPORTEVALUATIONRESPONSE']._serialized_start=1111
+  _globals['_REPORTEVALUATIONRESPONSE']._serialized_end=1167
+  _globals['_GETLEARNERINFOREQUEST']._serialized_start=1169
+  _globals['_GETLEARNERINFOREQUEST']._serialized_end=1222
+  _globals['_PARAMETERREADER']._serialized_start=1225
+  _globals['_PARAMETERREADER']._serialized_end=1521
+  _globals['_DRAINSTATE']._serialized_start=1524
+  _globals['_DRAINSTATE']._serialized_end=1656
+  _globals['_DRAINREQUEST']._serialized_start=1658
+  _globals['_DRAINREQUEST']._serialized_end=1747
+  _globals['_DRAINRESPONSE']._serialized_start=1749
+  _globals['_DRAINRESPONSE']._serialized_end=1801
+  _globals['_HELPERINFO']._serialized_start=1804
+  _globals['_HELPERINFO']._serialized_end=1943
+  _globals['_LAGPART']._serialized_start=1945
+  _globals['_LAGPART']._serialized_end=2032
+  _globals['_GETLEARNERINFORESPONSE']._serialized_start=2035
+  _globals['_GETLEARNERINFORESPONSE']._serialized_end=2696
+  _globals['_PARAMETERSERVICE']._serialized_start=3053
+  _globals['_PARAMETERSERVICE']._serialized_end=3446
 # @@protoc_insertion_point(module_scope)

@@ -68,6 +68,34 @@ PARAMETER_ROLE_AVERAGE: ParameterRole.ValueType  # 3
 """the acting set, averaged over updates by the chief"""
 global___ParameterRole = ParameterRole
 
+class _DrainPhase:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _DrainPhaseEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_DrainPhase.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    DRAIN_PHASE_UNSPECIFIED: _DrainPhase.ValueType  # 0
+    """it is not drained"""
+    DRAIN_PHASE_ACTORS: _DrainPhase.ValueType  # 1
+    """actors send what they have; the learner goes on, so that nothing holds them"""
+    DRAIN_PHASE_LEARNER: _DrainPhase.ValueType  # 2
+    """the learner trains on what it has drawn, publishes and checkpoints"""
+    DRAIN_PHASE_DRAINED: _DrainPhase.ValueType  # 3
+    """at rest"""
+
+class DrainPhase(_DrainPhase, metaclass=_DrainPhaseEnumTypeWrapper):
+    """How far a run is on its way to rest."""
+
+DRAIN_PHASE_UNSPECIFIED: DrainPhase.ValueType  # 0
+"""it is not drained"""
+DRAIN_PHASE_ACTORS: DrainPhase.ValueType  # 1
+"""actors send what they have; the learner goes on, so that nothing holds them"""
+DRAIN_PHASE_LEARNER: DrainPhase.ValueType  # 2
+"""the learner trains on what it has drawn, publishes and checkpoints"""
+DRAIN_PHASE_DRAINED: DrainPhase.ValueType  # 3
+"""at rest"""
+global___DrainPhase = DrainPhase
+
 @typing.final
 class GetManifestRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -78,6 +106,7 @@ class GetManifestRequest(google.protobuf.message.Message):
     RUNNING_VERSION_FIELD_NUMBER: builtins.int
     RUNNING_DIGEST_FIELD_NUMBER: builtins.int
     WAITING_FOR_FIELD_NUMBER: builtins.int
+    DRAINED_FIELD_NUMBER: builtins.int
     newer_than: builtins.int
     """0: whatever there is. Above the chief's newest: the same, the chief began anew"""
     role: global___ParameterRole.ValueType
@@ -87,6 +116,8 @@ class GetManifestRequest(google.protobuf.message.Message):
     """and its digest"""
     waiting_for: builtins.str
     """what the caller waits for, in one sentence; empty when nothing is waited for"""
+    drained: builtins.bool
+    """the caller is at rest since the run is drained: all that it made is acknowledged"""
     @property
     def peer(self) -> shoal.v1.experience_pb2.Peer: ...
     def __init__(
@@ -98,9 +129,10 @@ class GetManifestRequest(google.protobuf.message.Message):
         running_version: builtins.int = ...,
         running_digest: builtins.str = ...,
         waiting_for: builtins.str = ...,
+        drained: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["peer", b"peer"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["newer_than", b"newer_than", "peer", b"peer", "role", b"role", "running_digest", b"running_digest", "running_version", b"running_version", "waiting_for", b"waiting_for"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["drained", b"drained", "newer_than", b"newer_than", "peer", b"peer", "role", b"role", "running_digest", b"running_digest", "running_version", b"running_version", "waiting_for", b"waiting_for"]) -> None: ...
 
 global___GetManifestRequest = GetManifestRequest
 
@@ -118,6 +150,7 @@ class GetManifestResponse(google.protobuf.message.Message):
     ACTOR_INDEX_FIELD_NUMBER: builtins.int
     NUM_ACTORS_FIELD_NUMBER: builtins.int
     ASK_AGAIN_SECONDS_FIELD_NUMBER: builtins.int
+    DRAINING_FIELD_NUMBER: builtins.int
     available: builtins.bool
     """a version above `newer_than` exists; the fields below describe it"""
     version: builtins.int
@@ -135,6 +168,8 @@ class GetManifestResponse(google.protobuf.message.Message):
     """A caller that hears of versions elsewhere SHOULD NOT ask again sooner: it grows with the number of readers, so that
     their questions between two versions cost the chief the same however many they are.
     """
+    draining: builtins.bool
+    """the run is brought to rest: an actor cuts its episodes, sends what it has, and waits"""
     def __init__(
         self,
         *,
@@ -148,8 +183,9 @@ class GetManifestResponse(google.protobuf.message.Message):
         actor_index: builtins.int = ...,
         num_actors: builtins.int = ...,
         ask_again_seconds: builtins.float = ...,
+        draining: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["actor_index", b"actor_index", "ask_again_seconds", b"ask_again_seconds", "available", b"available", "chief_incarnation", b"chief_incarnation", "digest", b"digest", "num_actors", b"num_actors", "run_state", b"run_state", "size_bytes", b"size_bytes", "updates", b"updates", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["actor_index", b"actor_index", "ask_again_seconds", b"ask_again_seconds", "available", b"available", "chief_incarnation", b"chief_incarnation", "digest", b"digest", "draining", b"draining", "num_actors", b"num_actors", "run_state", b"run_state", "size_bytes", b"size_bytes", "updates", b"updates", "version", b"version"]) -> None: ...
 
 global___GetManifestResponse = GetManifestResponse
 
@@ -166,6 +202,7 @@ class GetParametersRequest(google.protobuf.message.Message):
     RUNNING_VERSION_FIELD_NUMBER: builtins.int
     RUNNING_DIGEST_FIELD_NUMBER: builtins.int
     WAITING_FOR_FIELD_NUMBER: builtins.int
+    DRAINED_FIELD_NUMBER: builtins.int
     role: global___ParameterRole.ValueType
     version: builtins.int
     """0: the newest above `newer_than`, from its first byte"""
@@ -177,6 +214,8 @@ class GetParametersRequest(google.protobuf.message.Message):
     running_version: builtins.int
     running_digest: builtins.str
     waiting_for: builtins.str
+    """as in GetManifestRequest"""
+    drained: builtins.bool
     """as in GetManifestRequest"""
     @property
     def peer(self) -> shoal.v1.experience_pb2.Peer: ...
@@ -192,9 +231,10 @@ class GetParametersRequest(google.protobuf.message.Message):
         running_version: builtins.int = ...,
         running_digest: builtins.str = ...,
         waiting_for: builtins.str = ...,
+        drained: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["peer", b"peer"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["max_bytes", b"max_bytes", "newer_than", b"newer_than", "offset_bytes", b"offset_bytes", "peer", b"peer", "role", b"role", "running_digest", b"running_digest", "running_version", b"running_version", "version", b"version", "waiting_for", b"waiting_for"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["drained", b"drained", "max_bytes", b"max_bytes", "newer_than", b"newer_than", "offset_bytes", b"offset_bytes", "peer", b"peer", "role", b"role", "running_digest", b"running_digest", "running_version", b"running_version", "version", b"version", "waiting_for", b"waiting_for"]) -> None: ...
 
 global___GetParametersRequest = GetParametersRequest
 
@@ -319,6 +359,8 @@ class ParameterReader(google.protobuf.message.Message):
     PARAMETERS_FIELD_NUMBER: builtins.int
     DIGEST_DIFFERS_FIELD_NUMBER: builtins.int
     WAITING_FOR_FIELD_NUMBER: builtins.int
+    DRAINED_FIELD_NUMBER: builtins.int
+    WAITING_SECONDS_FIELD_NUMBER: builtins.int
     name: builtins.str
     role: shoal.v1.experience_pb2.Role.ValueType
     incarnation: builtins.int
@@ -332,6 +374,10 @@ class ParameterReader(google.protobuf.message.Message):
     """from that of the version it claims: it does not run what was published"""
     waiting_for: builtins.str
     """as it said in its last call"""
+    drained: builtins.bool
+    """likewise"""
+    waiting_seconds: builtins.float
+    """since it first said that it waits"""
     def __init__(
         self,
         *,
@@ -345,10 +391,149 @@ class ParameterReader(google.protobuf.message.Message):
         parameters: global___ParameterRole.ValueType = ...,
         digest_differs: builtins.bool = ...,
         waiting_for: builtins.str = ...,
+        drained: builtins.bool = ...,
+        waiting_seconds: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["digest", b"digest", "digest_differs", b"digest_differs", "incarnation", b"incarnation", "lag_updates", b"lag_updates", "name", b"name", "parameters", b"parameters", "role", b"role", "seconds_since_call", b"seconds_since_call", "version", b"version", "waiting_for", b"waiting_for"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["digest", b"digest", "digest_differs", b"digest_differs", "drained", b"drained", "incarnation", b"incarnation", "lag_updates", b"lag_updates", "name", b"name", "parameters", b"parameters", "role", b"role", "seconds_since_call", b"seconds_since_call", "version", b"version", "waiting_for", b"waiting_for", "waiting_seconds", b"waiting_seconds"]) -> None: ...
 
 global___ParameterReader = ParameterReader
+
+@typing.final
+class DrainState(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PHASE_FIELD_NUMBER: builtins.int
+    WAITING_FOR_FIELD_NUMBER: builtins.int
+    SECONDS_FIELD_NUMBER: builtins.int
+    HELD_UP_FIELD_NUMBER: builtins.int
+    CHECKPOINT_UPDATES_FIELD_NUMBER: builtins.int
+    phase: global___DrainPhase.ValueType
+    waiting_for: builtins.str
+    """one sentence; empty when it is at rest"""
+    seconds: builtins.float
+    """since this phase began"""
+    checkpoint_updates: builtins.int
+    """in the checkpoint that was written at rest"""
+    @property
+    def held_up(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """actors that did not come to rest in their time, and what each said that it waits for"""
+
+    def __init__(
+        self,
+        *,
+        phase: global___DrainPhase.ValueType = ...,
+        waiting_for: builtins.str = ...,
+        seconds: builtins.float = ...,
+        held_up: collections.abc.Iterable[builtins.str] | None = ...,
+        checkpoint_updates: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["checkpoint_updates", b"checkpoint_updates", "held_up", b"held_up", "phase", b"phase", "seconds", b"seconds", "waiting_for", b"waiting_for"]) -> None: ...
+
+global___DrainState = DrainState
+
+@typing.final
+class DrainRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PEER_FIELD_NUMBER: builtins.int
+    UNDO_FIELD_NUMBER: builtins.int
+    ACTORS_WITHIN_SECONDS_FIELD_NUMBER: builtins.int
+    undo: builtins.bool
+    """let the run go on"""
+    actors_within_seconds: builtins.float
+    """actors that are not at rest by then are not waited for; above 0"""
+    @property
+    def peer(self) -> shoal.v1.experience_pb2.Peer: ...
+    def __init__(
+        self,
+        *,
+        peer: shoal.v1.experience_pb2.Peer | None = ...,
+        undo: builtins.bool = ...,
+        actors_within_seconds: builtins.float = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["peer", b"peer"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["actors_within_seconds", b"actors_within_seconds", "peer", b"peer", "undo", b"undo"]) -> None: ...
+
+global___DrainRequest = DrainRequest
+
+@typing.final
+class DrainResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DRAIN_FIELD_NUMBER: builtins.int
+    @property
+    def drain(self) -> global___DrainState: ...
+    def __init__(
+        self,
+        *,
+        drain: global___DrainState | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["drain", b"drain"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["drain", b"drain"]) -> None: ...
+
+global___DrainResponse = DrainResponse
+
+@typing.final
+class HelperInfo(google.protobuf.message.Message):
+    """One helper, as the chief knows it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    INCARNATION_FIELD_NUMBER: builtins.int
+    LEASE_LEFT_SECONDS_FIELD_NUMBER: builtins.int
+    PUSHES_FIELD_NUMBER: builtins.int
+    IS_AWAITED_FIELD_NUMBER: builtins.int
+    PUSH_WAITS_SECONDS_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    incarnation: builtins.int
+    lease_left_seconds: builtins.float
+    """0: it is taken for gone"""
+    pushes: builtins.int
+    """sequence of its last push"""
+    is_awaited: builtins.bool
+    """the step waits for its gradient"""
+    push_waits_seconds: builtins.float
+    """its last push waits for the step; 0: none does"""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        incarnation: builtins.int = ...,
+        lease_left_seconds: builtins.float = ...,
+        pushes: builtins.int = ...,
+        is_awaited: builtins.bool = ...,
+        push_waits_seconds: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["incarnation", b"incarnation", "is_awaited", b"is_awaited", "lease_left_seconds", b"lease_left_seconds", "name", b"name", "push_waits_seconds", b"push_waits_seconds", "pushes", b"pushes"]) -> None: ...
+
+global___HelperInfo = HelperInfo
+
+@typing.final
+class LagPart(google.protobuf.message.Message):
+    """How old trained items were lately, by the part of their way: acting, in_flight, ring, prefetch."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    P50_UPDATES_FIELD_NUMBER: builtins.int
+    P95_UPDATES_FIELD_NUMBER: builtins.int
+    MEAN_SECONDS_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    p50_updates: builtins.float
+    p95_updates: builtins.float
+    mean_seconds: builtins.float
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        p50_updates: builtins.float = ...,
+        p95_updates: builtins.float = ...,
+        mean_seconds: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["mean_seconds", b"mean_seconds", "name", b"name", "p50_updates", b"p50_updates", "p95_updates", b"p95_updates"]) -> None: ...
+
+global___LagPart = LagPart
 
 @typing.final
 class GetLearnerInfoResponse(google.protobuf.message.Message):
@@ -373,6 +558,11 @@ class GetLearnerInfoResponse(google.protobuf.message.Message):
     TRAINING_SECONDS_FIELD_NUMBER: builtins.int
     ENV_STEPS_FIELD_NUMBER: builtins.int
     NON_FINITE_UPDATES_FIELD_NUMBER: builtins.int
+    DRAIN_FIELD_NUMBER: builtins.int
+    WAITING_SECONDS_FIELD_NUMBER: builtins.int
+    HELPERS_FIELD_NUMBER: builtins.int
+    LAG_PARTS_FIELD_NUMBER: builtins.int
+    PREFETCHED_BATCHES_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     chief_incarnation: builtins.int
     run_state: global___RunState.ValueType
@@ -398,8 +588,20 @@ class GetLearnerInfoResponse(google.protobuf.message.Message):
     """acknowledged by the replay over all its lives"""
     non_finite_updates: builtins.int
     """that were stopped in this life of the chief"""
+    waiting_seconds: builtins.float
+    """for what `waiting_for` says"""
+    prefetched_batches: builtins.int
+    """that wait to be trained on"""
     @property
     def readers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ParameterReader]: ...
+    @property
+    def drain(self) -> global___DrainState: ...
+    @property
+    def helpers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___HelperInfo]: ...
+    @property
+    def lag_parts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___LagPart]:
+        """of the last seconds of training; empty before the first"""
+
     def __init__(
         self,
         *,
@@ -422,7 +624,13 @@ class GetLearnerInfoResponse(google.protobuf.message.Message):
         training_seconds: builtins.float = ...,
         env_steps: builtins.int = ...,
         non_finite_updates: builtins.int = ...,
+        drain: global___DrainState | None = ...,
+        waiting_seconds: builtins.float = ...,
+        helpers: collections.abc.Iterable[global___HelperInfo] | None = ...,
+        lag_parts: collections.abc.Iterable[global___LagPart] | None = ...,
+        prefetched_batches: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["best_mean_return", b"best_mean_return", "best_success_rate", b"best_success_rate", "best_version", b"best_version", "chief_incarnation", b"chief_incarnation", "env_steps", b"env_steps", "evaluated_version", b"evaluated_version", "lag_p50_updates", b"lag_p50_updates", "lag_p95_updates", b"lag_p95_updates", "max_updates", b"max_updates", "mean_return", b"mean_return", "non_finite_updates", b"non_finite_updates", "readers", b"readers", "run_id", b"run_id", "run_state", b"run_state", "success_rate", b"success_rate", "training_seconds", b"training_seconds", "updates", b"updates", "version", b"version", "waiting_for", b"waiting_for"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["drain", b"drain"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["best_mean_return", b"best_mean_return", "best_success_rate", b"best_success_rate", "best_version", b"best_version", "chief_incarnation", b"chief_incarnation", "drain", b"drain", "env_steps", b"env_steps", "evaluated_version", b"evaluated_version", "helpers", b"helpers", "lag_p50_updates", b"lag_p50_updates", "lag_p95_updates", b"lag_p95_updates", "lag_parts", b"lag_parts", "max_updates", b"max_updates", "mean_return", b"mean_return", "non_finite_updates", b"non_finite_updates", "prefetched_batches", b"prefetched_batches", "readers", b"readers", "run_id", b"run_id", "run_state", b"run_state", "success_rate", b"success_rate", "training_seconds", b"training_seconds", "updates", b"updates", "version", b"version", "waiting_for", b"waiting_for", "waiting_seconds", b"waiting_seconds"]) -> None: ...
 
 global___GetLearnerInfoResponse = GetLearnerInfoResponse

@@ -54,6 +54,11 @@ class ParameterServiceStub(object):
                 request_serializer=shoal_dot_v1_dot_parameters__pb2.GetLearnerInfoRequest.SerializeToString,
                 response_deserializer=shoal_dot_v1_dot_parameters__pb2.GetLearnerInfoResponse.FromString,
                 _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/shoal.v1.ParameterService/Drain',
+                request_serializer=shoal_dot_v1_dot_parameters__pb2.DrainRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_parameters__pb2.DrainResponse.FromString,
+                _registered_method=True)
 
 
 class ParameterServiceServicer(object):
@@ -89,6 +94,14 @@ class ParameterServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Drain(self, request, context):
+        """Bring the run to rest, or let it go on: for an operator alone. The answer comes at once; GetInfo tells how far it is.
+        Asked again while it goes on, it sets the actors' time anew. A new life of the chief lets the run go on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ParameterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -111,6 +124,11 @@ def add_ParameterServiceServicer_to_server(servicer, server):
                     servicer.GetInfo,
                     request_deserializer=shoal_dot_v1_dot_parameters__pb2.GetLearnerInfoRequest.FromString,
                     response_serializer=shoal_dot_v1_dot_parameters__pb2.GetLearnerInfoResponse.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=shoal_dot_v1_dot_parameters__pb2.DrainRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_parameters__pb2.DrainResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -221,6 +239,33 @@ class ParameterService(object):
             '/shoal.v1.ParameterService/GetInfo',
             shoal_dot_v1_dot_parameters__pb2.GetLearnerInfoRequest.SerializeToString,
             shoal_dot_v1_dot_parameters__pb2.GetLearnerInfoResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.ParameterService/Drain',
+            shoal_dot_v1_dot_parameters__pb2.DrainRequest.SerializeToString,
+            shoal_dot_v1_dot_parameters__pb2.DrainResponse.FromString,
             options,
             channel_credentials,
             insecure,

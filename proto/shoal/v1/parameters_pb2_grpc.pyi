@@ -46,6 +46,14 @@ class ParameterServiceStub:
     ]
     """Progress of training, and who runs which version and digest."""
 
+    Drain: grpc.UnaryUnaryMultiCallable[
+        shoal.v1.parameters_pb2.DrainRequest,
+        shoal.v1.parameters_pb2.DrainResponse,
+    ]
+    """Bring the run to rest, or let it go on: for an operator alone. The answer comes at once; GetInfo tells how far it is.
+    Asked again while it goes on, it sets the actors' time anew. A new life of the chief lets the run go on.
+    """
+
 class ParameterServiceAsyncStub:
     GetManifest: grpc.aio.UnaryUnaryMultiCallable[
         shoal.v1.parameters_pb2.GetManifestRequest,
@@ -73,6 +81,14 @@ class ParameterServiceAsyncStub:
         shoal.v1.parameters_pb2.GetLearnerInfoResponse,
     ]
     """Progress of training, and who runs which version and digest."""
+
+    Drain: grpc.aio.UnaryUnaryMultiCallable[
+        shoal.v1.parameters_pb2.DrainRequest,
+        shoal.v1.parameters_pb2.DrainResponse,
+    ]
+    """Bring the run to rest, or let it go on: for an operator alone. The answer comes at once; GetInfo tells how far it is.
+    Asked again while it goes on, it sets the actors' time anew. A new life of the chief lets the run go on.
+    """
 
 class ParameterServiceServicer(metaclass=abc.ABCMeta):
     @abc.abstractmethod
@@ -109,5 +125,15 @@ class ParameterServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[shoal.v1.parameters_pb2.GetLearnerInfoResponse, collections.abc.Awaitable[shoal.v1.parameters_pb2.GetLearnerInfoResponse]]:
         """Progress of training, and who runs which version and digest."""
+
+    @abc.abstractmethod
+    def Drain(
+        self,
+        request: shoal.v1.parameters_pb2.DrainRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[shoal.v1.parameters_pb2.DrainResponse, collections.abc.Awaitable[shoal.v1.parameters_pb2.DrainResponse]]:
+        """Bring the run to rest, or let it go on: for an operator alone. The answer comes at once; GetInfo tells how far it is.
+        Asked again while it goes on, it sets the actors' time anew. A new life of the chief lets the run go on.
+        """
 
 def add_ParameterServiceServicer_to_server(servicer: ParameterServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -137,8 +137,13 @@ class InsertRequest(google.protobuf.message.Message):
     SCHEMA_FIELD_NUMBER: builtins.int
     CHUNK_FIELD_NUMBER: builtins.int
     MAX_WAIT_SECONDS_FIELD_NUMBER: builtins.int
+    WAITING_FOR_FIELD_NUMBER: builtins.int
     max_wait_seconds: builtins.float
     """how long the limiter may hold this call before it answers BLOCKED"""
+    waiting_for: builtins.str
+    """What keeps the actor from acting, in one sentence. Without a chunk the call says this alone: nothing is inserted, and
+    the answer is APPLIED. A chunk takes back what was said before.
+    """
     @property
     def peer(self) -> shoal.v1.experience_pb2.Peer: ...
     @property
@@ -154,9 +159,10 @@ class InsertRequest(google.protobuf.message.Message):
         schema: shoal.v1.experience_pb2.Schema | None = ...,
         chunk: shoal.v1.experience_pb2.Chunk | None = ...,
         max_wait_seconds: builtins.float = ...,
+        waiting_for: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["chunk", b"chunk", "peer", b"peer", "schema", b"schema"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["chunk", b"chunk", "max_wait_seconds", b"max_wait_seconds", "peer", b"peer", "schema", b"schema"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["chunk", b"chunk", "max_wait_seconds", b"max_wait_seconds", "peer", b"peer", "schema", b"schema", "waiting_for", b"waiting_for"]) -> None: ...
 
 global___InsertRequest = InsertRequest
 
@@ -172,6 +178,7 @@ class InsertResponse(google.protobuf.message.Message):
     QUARANTINED_LANES_FIELD_NUMBER: builtins.int
     REPLAY_INCARNATION_FIELD_NUMBER: builtins.int
     HELD_SECONDS_FIELD_NUMBER: builtins.int
+    DRAINING_FIELD_NUMBER: builtins.int
     status: global___InsertStatus.ValueType
     reason: builtins.str
     """one sentence unless APPLIED"""
@@ -183,6 +190,8 @@ class InsertResponse(google.protobuf.message.Message):
     replay_incarnation: builtins.int
     held_seconds: builtins.float
     """from the call's arrival to this answer; the caller's round trip less this is transit"""
+    draining: builtins.bool
+    """the chief brings the run to rest, as far as the replay heard: ask it"""
     @property
     def quarantined_lanes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """lanes whose steps held values that are not finite"""
@@ -198,8 +207,9 @@ class InsertResponse(google.protobuf.message.Message):
         quarantined_lanes: collections.abc.Iterable[builtins.int] | None = ...,
         replay_incarnation: builtins.int = ...,
         held_seconds: builtins.float = ...,
+        draining: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["held_seconds", b"held_seconds", "newest_version", b"newest_version", "next_sequence", b"next_sequence", "quarantined_lanes", b"quarantined_lanes", "reason", b"reason", "replay_incarnation", b"replay_incarnation", "retry_after_seconds", b"retry_after_seconds", "status", b"status"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["draining", b"draining", "held_seconds", b"held_seconds", "newest_version", b"newest_version", "next_sequence", b"next_sequence", "quarantined_lanes", b"quarantined_lanes", "reason", b"reason", "replay_incarnation", b"replay_incarnation", "retry_after_seconds", b"retry_after_seconds", "status", b"status"]) -> None: ...
 
 global___InsertResponse = InsertResponse
 
@@ -244,6 +254,7 @@ class SampleRequest(google.protobuf.message.Message):
     NONCE_FIELD_NUMBER: builtins.int
     KNOWN_ACTORS_FIELD_NUMBER: builtins.int
     KNOWN_TABLE_ID_FIELD_NUMBER: builtins.int
+    DRAINING_FIELD_NUMBER: builtins.int
     num_batches: builtins.int
     """K"""
     batch_size: builtins.int
@@ -260,6 +271,8 @@ class SampleRequest(google.protobuf.message.Message):
     known_actors: builtins.int
     """names that the caller holds, of the table of `known_table_id`"""
     known_table_id: builtins.int
+    draining: builtins.bool
+    """from the chief: the run is brought to rest; passed on to actors"""
     @property
     def peer(self) -> shoal.v1.experience_pb2.Peer: ...
     @property
@@ -280,9 +293,10 @@ class SampleRequest(google.protobuf.message.Message):
         nonce: builtins.str = ...,
         known_actors: builtins.int = ...,
         known_table_id: builtins.int = ...,
+        draining: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["peer", b"peer", "priorities", b"priorities"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["batch_size", b"batch_size", "known_actors", b"known_actors", "known_table_id", b"known_table_id", "max_wait_seconds", b"max_wait_seconds", "newest_version", b"newest_version", "nonce", b"nonce", "num_batches", b"num_batches", "peer", b"peer", "priorities", b"priorities", "transport", b"transport", "updates", b"updates"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batch_size", b"batch_size", "draining", b"draining", "known_actors", b"known_actors", "known_table_id", b"known_table_id", "max_wait_seconds", b"max_wait_seconds", "newest_version", b"newest_version", "nonce", b"nonce", "num_batches", b"num_batches", "peer", b"peer", "priorities", b"priorities", "transport", b"transport", "updates", b"updates"]) -> None: ...
 
 global___SampleRequest = SampleRequest
 
@@ -672,13 +686,32 @@ class ActorInfo(google.protobuf.message.Message):
     SECONDS_SINCE_INSERT_FIELD_NUMBER: builtins.int
     COUNTERS_FIELD_NUMBER: builtins.int
     LAST_POLICY_VERSION_FIELD_NUMBER: builtins.int
+    WAITING_FOR_FIELD_NUMBER: builtins.int
+    WAITING_SECONDS_FIELD_NUMBER: builtins.int
+    LIFE_ACKNOWLEDGED_STEPS_FIELD_NUMBER: builtins.int
+    ELSEWHERE_STEPS_FIELD_NUMBER: builtins.int
+    EARLIER_LIVES_FIELD_NUMBER: builtins.int
     name: builtins.str
     incarnation: builtins.int
     acknowledged_steps: builtins.int
     seconds_since_insert: builtins.float
     last_policy_version: builtins.int
+    waiting_for: builtins.str
+    """in its own words; empty: it sent a chunk since, or said nothing for a while"""
+    waiting_seconds: builtins.float
+    """since it first said so"""
+    life_acknowledged_steps: builtins.int
+    """Of this life: at the acknowledgement of its last chunk, counters.produced_steps was the sum of life_acknowledged_steps,
+    elsewhere_steps, the counters' dropped_steps and buffered_steps.
+    """
+    elsewhere_steps: builtins.int
+    """acknowledged before this ring was there, or since a copy was taken that it came back from"""
+    earlier_lives: builtins.int
+    """that this one fenced"""
     @property
-    def counters(self) -> shoal.v1.experience_pb2.ActorCounters: ...
+    def counters(self) -> shoal.v1.experience_pb2.ActorCounters:
+        """as they came with its last chunk that was acknowledged"""
+
     def __init__(
         self,
         *,
@@ -688,9 +721,14 @@ class ActorInfo(google.protobuf.message.Message):
         seconds_since_insert: builtins.float = ...,
         counters: shoal.v1.experience_pb2.ActorCounters | None = ...,
         last_policy_version: builtins.int = ...,
+        waiting_for: builtins.str = ...,
+        waiting_seconds: builtins.float = ...,
+        life_acknowledged_steps: builtins.int = ...,
+        elsewhere_steps: builtins.int = ...,
+        earlier_lives: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["counters", b"counters"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["acknowledged_steps", b"acknowledged_steps", "counters", b"counters", "incarnation", b"incarnation", "last_policy_version", b"last_policy_version", "name", b"name", "seconds_since_insert", b"seconds_since_insert"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["acknowledged_steps", b"acknowledged_steps", "counters", b"counters", "earlier_lives", b"earlier_lives", "elsewhere_steps", b"elsewhere_steps", "incarnation", b"incarnation", "last_policy_version", b"last_policy_version", "life_acknowledged_steps", b"life_acknowledged_steps", "name", b"name", "seconds_since_insert", b"seconds_since_insert", "waiting_for", b"waiting_for", "waiting_seconds", b"waiting_seconds"]) -> None: ...
 
 global___ActorInfo = ActorInfo
 
@@ -718,6 +756,7 @@ class GetReplayInfoResponse(google.protobuf.message.Message):
     EXPIRED_ITEMS_FIELD_NUMBER: builtins.int
     EXPIRATIONS_FIELD_NUMBER: builtins.int
     MOMENTS_FIELD_NUMBER: builtins.int
+    DRAINING_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     replay_incarnation: builtins.int
     capacity_rows: builtins.int
@@ -739,6 +778,8 @@ class GetReplayInfoResponse(google.protobuf.message.Message):
     """in the ring, but older than staleness.max_lag_updates: no more drawn"""
     expirations: builtins.int
     """items that became so, since this life of the replay began"""
+    draining: builtins.bool
+    """the chief brings the run to rest, as far as the replay heard"""
     @property
     def schema(self) -> shoal.v1.experience_pb2.Schema:
         """absent until the first actor introduced itself"""
@@ -778,9 +819,10 @@ class GetReplayInfoResponse(google.protobuf.message.Message):
         expired_items: builtins.int = ...,
         expirations: builtins.int = ...,
         moments: collections.abc.Iterable[global___ObservationMoments] | None = ...,
+        draining: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["limiter", b"limiter", "schema", b"schema", "steps", b"steps"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["actors", b"actors", "capacity_rows", b"capacity_rows", "discount", b"discount", "expirations", b"expirations", "expired_items", b"expired_items", "limiter", b"limiter", "mapped_folder", b"mapped_folder", "moments", b"moments", "n_step", b"n_step", "newest_version", b"newest_version", "nonce_file", b"nonce_file", "num_items", b"num_items", "replay_incarnation", b"replay_incarnation", "ring_id", b"ring_id", "rows", b"rows", "run_id", b"run_id", "schema", b"schema", "steps", b"steps", "table_id", b"table_id", "waiters", b"waiters"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["actors", b"actors", "capacity_rows", b"capacity_rows", "discount", b"discount", "draining", b"draining", "expirations", b"expirations", "expired_items", b"expired_items", "limiter", b"limiter", "mapped_folder", b"mapped_folder", "moments", b"moments", "n_step", b"n_step", "newest_version", b"newest_version", "nonce_file", b"nonce_file", "num_items", b"num_items", "replay_incarnation", b"replay_incarnation", "ring_id", b"ring_id", "rows", b"rows", "run_id", b"run_id", "schema", b"schema", "steps", b"steps", "table_id", b"table_id", "waiters", b"waiters"]) -> None: ...
 
 global___GetReplayInfoResponse = GetReplayInfoResponse
 
@@ -956,3 +998,43 @@ class SnapshotResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "seconds", b"seconds", "steps", b"steps"]) -> None: ...
 
 global___SnapshotResponse = SnapshotResponse
+
+@typing.final
+class FlushRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PEER_FIELD_NUMBER: builtins.int
+    @property
+    def peer(self) -> shoal.v1.experience_pb2.Peer: ...
+    def __init__(
+        self,
+        *,
+        peer: shoal.v1.experience_pb2.Peer | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["peer", b"peer"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["peer", b"peer"]) -> None: ...
+
+global___FlushRequest = FlushRequest
+
+@typing.final
+class FlushResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STEPS_FIELD_NUMBER: builtins.int
+    SECONDS_FIELD_NUMBER: builtins.int
+    FOLDER_FIELD_NUMBER: builtins.int
+    steps: builtins.int
+    """in the ring"""
+    seconds: builtins.float
+    folder: builtins.str
+    """where the ring lies on the replay's machine; empty: in memory, so that it ends with the process"""
+    def __init__(
+        self,
+        *,
+        steps: builtins.int = ...,
+        seconds: builtins.float = ...,
+        folder: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["folder", b"folder", "seconds", b"seconds", "steps", b"steps"]) -> None: ...
+
+global___FlushResponse = FlushResponse

@@ -64,6 +64,11 @@ class ReplayServiceStub(object):
                 request_serializer=shoal_dot_v1_dot_replay__pb2.SnapshotRequest.SerializeToString,
                 response_deserializer=shoal_dot_v1_dot_replay__pb2.SnapshotResponse.FromString,
                 _registered_method=True)
+        self.Flush = channel.unary_unary(
+                '/shoal.v1.ReplayService/Flush',
+                request_serializer=shoal_dot_v1_dot_replay__pb2.FlushRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_replay__pb2.FlushResponse.FromString,
+                _registered_method=True)
 
 
 class ReplayServiceServicer(object):
@@ -111,6 +116,13 @@ class ReplayServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Flush(self, request, context):
+        """Bring all that is acknowledged to the disk, so that not even a power loss takes it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ReplayServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -143,6 +155,11 @@ def add_ReplayServiceServicer_to_server(servicer, server):
                     servicer.Snapshot,
                     request_deserializer=shoal_dot_v1_dot_replay__pb2.SnapshotRequest.FromString,
                     response_serializer=shoal_dot_v1_dot_replay__pb2.SnapshotResponse.SerializeToString,
+            ),
+            'Flush': grpc.unary_unary_rpc_method_handler(
+                    servicer.Flush,
+                    request_deserializer=shoal_dot_v1_dot_replay__pb2.FlushRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_replay__pb2.FlushResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -307,6 +324,33 @@ class ReplayService(object):
             '/shoal.v1.ReplayService/Snapshot',
             shoal_dot_v1_dot_replay__pb2.SnapshotRequest.SerializeToString,
             shoal_dot_v1_dot_replay__pb2.SnapshotResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Flush(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.ReplayService/Flush',
+            shoal_dot_v1_dot_replay__pb2.FlushRequest.SerializeToString,
+            shoal_dot_v1_dot_replay__pb2.FlushResponse.FromString,
             options,
             channel_credentials,
             insecure,

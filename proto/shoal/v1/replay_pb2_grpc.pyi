@@ -55,6 +55,12 @@ class ReplayServiceStub:
     ]
     """Write a consistent copy to a folder on the replay's machine while traffic goes on."""
 
+    Flush: grpc.UnaryUnaryMultiCallable[
+        shoal.v1.replay_pb2.FlushRequest,
+        shoal.v1.replay_pb2.FlushResponse,
+    ]
+    """Bring all that is acknowledged to the disk, so that not even a power loss takes it."""
+
 class ReplayServiceAsyncStub:
     Insert: grpc.aio.UnaryUnaryMultiCallable[
         shoal.v1.replay_pb2.InsertRequest,
@@ -91,6 +97,12 @@ class ReplayServiceAsyncStub:
         shoal.v1.replay_pb2.SnapshotResponse,
     ]
     """Write a consistent copy to a folder on the replay's machine while traffic goes on."""
+
+    Flush: grpc.aio.UnaryUnaryMultiCallable[
+        shoal.v1.replay_pb2.FlushRequest,
+        shoal.v1.replay_pb2.FlushResponse,
+    ]
+    """Bring all that is acknowledged to the disk, so that not even a power loss takes it."""
 
 class ReplayServiceServicer(metaclass=abc.ABCMeta):
     @abc.abstractmethod
@@ -140,5 +152,13 @@ class ReplayServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[shoal.v1.replay_pb2.SnapshotResponse, collections.abc.Awaitable[shoal.v1.replay_pb2.SnapshotResponse]]:
         """Write a consistent copy to a folder on the replay's machine while traffic goes on."""
+
+    @abc.abstractmethod
+    def Flush(
+        self,
+        request: shoal.v1.replay_pb2.FlushRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[shoal.v1.replay_pb2.FlushResponse, collections.abc.Awaitable[shoal.v1.replay_pb2.FlushResponse]]:
+        """Bring all that is acknowledged to the disk, so that not even a power loss takes it."""
 
 def add_ReplayServiceServicer_to_server(servicer: ReplayServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -52,6 +52,7 @@ def run(config: RunConfig, lifecycle: Lifecycle, log: Log) -> None:
         lifecycle=lifecycle,
         log=log,
         role=ROLES[config.evaluator.parameters],
+        waiting_for=judge.waiting_for,
         security=security,
     )
     reporter = Reporter(config, peer, lifecycle, log, security, metrics)
@@ -63,21 +64,19 @@ def run(config: RunConfig, lifecycle: Lifecycle, log: Log) -> None:
 
     Heartbeat(pulse, lifecycle, os.environ).start()
     try:
-        judged_version = 0
         idle_since_s = time.monotonic()
         while not lifecycle.stopping.is_set():
             rounds += 1
             with waits.on("parameters", idle_since_s):
                 manifest = parameters.fetch()
             newest = parameters.newest
-            if newest is not None and newest.version != judged_version:
+            if newest is not None and newest.version != judge.version:
                 reporter.report(newest, judge.judge(newest))
-                judged_version = newest.version
                 idle_since_s = time.monotonic()
             if manifest.run_state == parameters_pb2.RUN_STATE_FINISHED:
                 lifecycle.stop("training is finished")
             with waits.on("parameters", idle_since_s):
-                lifecycle.stopping.wait(config.evaluator.period_s if judged_version else 0.1)
+                lifecycle.stopping.wait(config.evaluator.period_s if judge.version else 0.1)
     finally:
         parameters.close()
         reporter.close()
@@ -91,6 +90,7 @@ class Judge:
         self._episodes, self._seed = config.evaluator.episodes, config.run.seed
         self._stopping = lifecycle.stopping
         self.steps = 0  # of the environment, over all judgements
+        self.version = 0  # that was judged last
         lanes = min(self._episodes, MAX_LANES)
         self._env = WatchedEnv(build_env(config.env.factory, config.env.kwargs, lanes, self._seed_of_round(0)))
         schema = Schema(tuple(self._env.observation_spec), self._env.action_spec)
@@ -111,13 +111,21 @@ class Judge:
             self.steps += 1
             return self._policy.act_greedily(judged.parameters, observation)
 
-        return run_episodes(
+        statistics = run_episodes(
             self._env,
             act,
             episodes=self._episodes,
             seed_of_round=self._seed_of_round,
             stopping=self._stopping,
         )
+        self.version = judged.version
+        return statistics
+
+    def waiting_for(self) -> str:
+        """One sentence between two judgements."""
+        if not self.version:
+            return "waiting for the chief's first parameters"
+        return f"waiting for a version newer than {self.version}, which is judged"
 
     def waited(self) -> Waited:
         """How long judgements have waited for the environment."""

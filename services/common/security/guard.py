@@ -23,10 +23,12 @@ _ROLES: Dict[str, FrozenSet[str]] = {
     # A learner draws all that there is to see anyway.
     "/shoal.v1.ReplayService/Inspect": frozenset({"operator", "learner"}),
     "/shoal.v1.ReplayService/Snapshot": frozenset({"operator"}),
+    "/shoal.v1.ReplayService/Flush": frozenset({"operator"}),
     "/shoal.v1.ParameterService/GetManifest": READERS,
     "/shoal.v1.ParameterService/Get": READERS,
     "/shoal.v1.ParameterService/ReportEvaluation": frozenset({"evaluator"}),
     "/shoal.v1.ParameterService/GetInfo": ALL,
+    "/shoal.v1.ParameterService/Drain": frozenset({"operator"}),
     "/shoal.v1.GradientService/Join": frozenset({"learner"}),
     "/shoal.v1.GradientService/Push": frozenset({"learner"}),
     "/shoal.v1.GradientService/Leave": frozenset({"learner"}),

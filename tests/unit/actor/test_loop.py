@@ -8,7 +8,7 @@ import pytest
 from services.actor.chunk_writer import ChunkWriter
 from services.actor.envs.contract import AutoReset
 from services.actor.loop import act
-from services.actor.parameter_client import ParameterSet
+from services.actor.parameter_client import Draining, ParameterSet
 from services.common.chunk import Chunk
 from services.common.lifecycle import Lifecycle
 from services.common.rpc import Stopped
@@ -23,11 +23,15 @@ class Parameters:
         self.newest_known_version = 99
         self.asked: List[float] = []
         self.is_stopped = False
+        self.is_draining = False
+        self.is_silent = False  # the chief has nothing, and the run is drained meanwhile
 
     def wait_for_newest(self, max_age_s: float) -> ParameterSet:
         self.asked.append(max_age_s)
         if self.is_stopped:
             raise Stopped
+        if self.is_silent:
+            raise Draining
         version = len(self.asked)
         bias = np.full(1, version / 100, np.float32)
         self.newest = ParameterSet(version, version, "digest", {"policy.bias": bias})
@@ -41,9 +45,14 @@ class Acting:
         self.sent: List[Chunk] = []
         self.send: Callable[[Chunk], None] = self.sent.append
         self.lifecycle = lifecycle
+        self.rests: List[int] = []  # chunks sent before each
         self.writer = ChunkWriter(
             SCHEMA, num_lanes=2, chunk_steps=chunk_steps, autoreset=AutoReset.SAME_STEP, clock=clock
         )
+
+    def rest(self) -> None:
+        self.rests.append(len(self.sent))
+        self.parameters.is_draining = self.parameters.is_silent = False
 
     def run(self) -> None:
         parameters: Any = self.parameters
@@ -53,6 +62,7 @@ class Acting:
             parameters,
             self.writer,
             send=self.send,
+            rest=self.rest,
             rng=np.random.default_rng(0),
             seed=7,
             max_policy_age_s=2.5,
@@ -128,3 +138,69 @@ def test_a_stop_while_parked_sends_what_there_is(clock: FakeClock, lifecycle: Li
     acting.run()
     assert _lengths(acting) == [3]
     assert acting.sent[0].final.cut.tolist() == [True, True]
+
+
+def _drain_at(acting: Acting, step: int, stop_at: int) -> None:
+    def on_step(number: int) -> None:
+        if number == step:
+            acting.parameters.is_draining = True
+        if number == stop_at:
+            acting.lifecycle.stop("test")
+
+    acting.env._on_step = on_step
+
+
+def test_a_drained_run_cuts_the_episodes_sends_them_and_begins_new_ones_when_it_goes_on(
+    clock: FakeClock, lifecycle: Lifecycle
+) -> None:
+    acting = Acting(clock, lifecycle)
+    _drain_at(acting, step=6, stop_at=9)
+    acting.run()
+    assert _lengths(acting) == [4, 2, 3]
+    assert acting.rests == [2]  # all that was made was sent before
+    assert acting.sent[1].final.cut.tolist() == [True, True]
+    assert [chunk.first_step for chunk in acting.sent] == [0, 4, 6]  # no gap: nothing was lost on the way
+    assert acting.env.seeds == [7, None]
+    np.testing.assert_array_equal(acting.sent[2].observation["policy"][:, 0, 0], [0, 1, 2])
+
+
+def test_a_drain_on_a_chunks_border_takes_one_more_step_to_cut_at(clock: FakeClock, lifecycle: Lifecycle) -> None:
+    acting = Acting(clock, lifecycle)
+    _drain_at(acting, step=4, stop_at=6)
+    acting.run()
+    assert _lengths(acting) == [4, 1, 1]
+    assert acting.rests == [2]
+    assert acting.sent[1].final.cut.tolist() == [True, True]
+
+
+def test_an_actor_that_starts_in_a_drained_run_makes_no_step_before_it_goes_on(
+    clock: FakeClock, lifecycle: Lifecycle
+) -> None:
+    acting = Acting(clock, lifecycle, stop_at=1)
+    acting.parameters.is_draining = True
+    acting.run()
+    assert acting.rests == [0]
+    assert _lengths(acting) == [1]
+
+
+def test_an_actor_without_parameters_comes_to_rest_too(clock: FakeClock, lifecycle: Lifecycle) -> None:
+    acting = Acting(clock, lifecycle, stop_at=2)
+    acting.parameters.is_silent = True
+    acting.run()
+    assert acting.rests == [0]
+    assert _lengths(acting) == [2]
+
+
+def test_the_first_set_may_come_with_the_word_of_the_drain(clock: FakeClock, lifecycle: Lifecycle) -> None:
+    acting = Acting(clock, lifecycle, stop_at=2)
+    wait_for_newest = acting.parameters.wait_for_newest
+
+    def with_the_word(max_age_s: float) -> ParameterSet:
+        newest = wait_for_newest(max_age_s)
+        acting.parameters.is_draining = not acting.rests
+        return newest
+
+    acting.parameters.wait_for_newest = with_the_word  # type: ignore[method-assign]
+    acting.run()
+    assert acting.rests == [0]  # no step was made before
+    assert _lengths(acting) == [2]

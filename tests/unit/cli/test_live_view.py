@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from services.cli.live_view import export_svg, render, status_line
-from services.cli.snapshot import ActorState, LearnerState, ProcessState, ReplayState, Snapshot, TrainingState
+from services.cli.snapshot import (
+    ActorState,
+    LearnerState,
+    ProcessState,
+    ReaderState,
+    ReplayState,
+    Snapshot,
+    TrainingState,
+)
+from services.cli.waits import Wait
 
 LEARNER = LearnerState(
     run_state="training",
@@ -50,8 +59,8 @@ SNAPSHOT = Snapshot(
         replay=REPLAY,
         learner=LEARNER,
         actors={"actor-0": ActorState(101_000, 1280.0, 170)},
-        lags={"actor-0": 11},
-        waits={"learner": "too few items"},
+        readers={"actor-0": ReaderState("actor", 170, 11, 0.2)},
+        waits=(Wait("learner", 5.0, "too few items", "insert"), Wait("learner", 2.0, "something shorter", "")),
     ),
 )
 
@@ -105,7 +114,7 @@ def test_what_is_seen_in_100_by_20_characters():
 @given(st.integers(40, 220), st.integers(5, 60), st.integers(0, 60), st.integers(0, 3))
 def test_it_fits_any_terminal(width, height, actors, waiting):
     names = [*NAMES[:3], *(f"actor-{i}" for i in range(actors))]
-    waits = {f"actor-{i}": "x" * 300 for i in range(waiting)}
+    waits = tuple(Wait(f"actor-{i}", None, "x" * 300, "") for i in range(waiting))
     snapshot = dataclasses.replace(
         SNAPSHOT,
         processes=tuple(ProcessState(name, "running", 2) for name in names),
@@ -114,6 +123,11 @@ def test_it_fits_any_terminal(width, height, actors, waiting):
     lines = drawn(snapshot, width, height)
     assert len(lines) <= max(height, 9)
     assert max(map(len, lines)) <= width
+
+
+def test_a_drain_is_told_in_place_of_the_phase():
+    assert "draining: actors" in "\n".join(drawn(with_learner(drain="draining: actors")))
+    assert status_line(with_learner(drain="drained")).startswith("1:23 drained; ")
 
 
 def test_processes_that_do_not_fit_are_summed_up_and_trouble_is_kept():
@@ -180,7 +194,7 @@ def test_the_status_line_is_one_line():
     assert "\n" not in line
     assert line.startswith("1:23 training; updates 3421/8000 at 148/s, ETA 0:30; success 82% (best 86%), return -3.214")
     assert "replay 412345/1000000 rows" in line
-    assert line.endswith("learner waits: too few items")
+    assert line.endswith("learner waits: 0:05 too few items")
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -22,13 +22,14 @@ def test_help_is_quick_and_imports_nothing_heavy(arguments):
     )
     done, times = None, []
     for _ in range(3):  # the best of three: other processes share the cores
-        begun_s = time.monotonic()
+        begun = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=False)
-        times.append(time.monotonic() - begun_s)
+        ended = resource.getrusage(resource.RUSAGE_CHILDREN)  # time of a core: a busy machine is no fault of ours
+        times.append(ended.ru_utime + ended.ru_stime - begun.ru_utime - begun.ru_stime)
     assert done.returncode == 0, done.stderr
     assert "usage: shoal" in done.stdout
     assert "heavy: []" in done.stderr
-    assert min(times) < 0.5
+    assert min(times) < 0.15
 
 
 def test_without_a_command_the_help_is_shown(capsys):

@@ -6,12 +6,16 @@ from concurrent import futures
 import grpc
 import pytest
 
+from services.cli.operator import Operator
 from services.cli.poller import AnswerReader, Poller
+from services.cli.target import Addresses
+from services.common.config.security import SecuritySection
 from shoal.v1 import experience_pb2, parameters_pb2, parameters_pb2_grpc, replay_pb2, replay_pb2_grpc
 
 
 def replay_info(steps=1000, actor_steps=600):
     return replay_pb2.GetReplayInfoResponse(
+        schema=experience_pb2.Schema(),
         capacity_rows=5000,
         rows=1200,
         num_items=990,
@@ -21,7 +25,8 @@ def replay_info(steps=1000, actor_steps=600):
             replay_pb2.ActorInfo(
                 name="actor-0",
                 acknowledged_steps=actor_steps,
-                counters=experience_pb2.ActorCounters(dropped_steps={"full": 2, "stale": 1}),
+                counters=experience_pb2.ActorCounters(dropped_steps={"full": 2, "stale": 1}, buffered_steps=40),
+                seconds_since_insert=0.5,
                 last_policy_version=7,
             )
         ],
@@ -44,9 +49,21 @@ def learner_info(updates=100, version=5, success=0.5, evaluated=4, chief=1):
         success_rate=success,
         mean_return=-2.5,
         waiting_for="waiting for the replay",
+        waiting_seconds=3.5,
+        prefetched_batches=6,
+        drain=parameters_pb2.DrainState(
+            phase=parameters_pb2.DRAIN_PHASE_ACTORS, waiting_for="waiting for actors", seconds=4.0
+        ),
+        lag_parts=[parameters_pb2.LagPart(name="ring", p50_updates=10, p95_updates=30, mean_seconds=1.5)],
+        helpers=[parameters_pb2.HelperInfo(name="helper-0", pushes=9, lease_left_seconds=4)],
         readers=[
             parameters_pb2.ParameterReader(name="evaluator", lag_updates=40),
-            parameters_pb2.ParameterReader(name="actor-1", waiting_for="the environment hangs: step has not returned"),
+            parameters_pb2.ParameterReader(
+                name="actor-1",
+                role=experience_pb2.ROLE_ACTOR,
+                waiting_for="the environment hangs: step has not returned",
+                waiting_seconds=7.0,
+            ),
         ],
     )
 
@@ -121,6 +138,11 @@ def services():
     server.stop(0).wait()
 
 
+def poller_of(address, timeout_s=1.0):
+    system = Operator(Addresses(address, address), SecuritySection())
+    return Poller(system, period_s=0.05, timeout_s=timeout_s)
+
+
 def eventually(poller, condition):
     deadline = time.monotonic() + 10
     while not condition(poller.state()):
@@ -131,21 +153,28 @@ def eventually(poller, condition):
 
 def test_both_are_asked_as_an_operator_and_silence_is_noticed(services):
     server, address, replay, _learner = services
-    poller = Poller(address, address, period_s=0.05, timeout_s=1.0)
+    poller = poller_of(address)
     poller.start()
     try:
         state = eventually(poller, lambda s: s.replay is not None and s.learner is not None)
-        assert state.waits == {
-            "actor-0": "1.5 s: long",
-            "actor-1": "the environment hangs: step has not returned",
-            "learner": "waiting for the replay",
+        assert {wait.who: wait.short() for wait in state.waits} == {
+            "actor-0": "0:01 its Insert: long",
+            "actor-1": "0:07 the environment hangs: step has not returned",
+            "learner": "0:03 waiting for the replay",
+            "the drain": "0:04 waiting for actors",
         }
-        assert state.lags == {"evaluator": 40, "actor-1": 0}
+        assert {name: reader.lag_updates for name, reader in state.readers.items()} == {"evaluator": 40, "actor-1": 0}
+        assert state.learner.prefetched_batches == 6
+        assert state.learner.drain == "draining: actors"
+        assert [(part.name, part.p95_updates) for part in state.learner.lag_parts] == [("ring", 30.0)]
+        assert state.helpers["helper-0"].pushes == 9
+        actor = state.actors["actor-0"]
+        assert (actor.buffered_steps, actor.silent_s) == (40, 0.5)
         assert {(peer.role, peer.run_id) for peer in replay.peers} == {(experience_pb2.ROLE_OPERATOR, "")}
         server.stop(0).wait()
         state = eventually(poller, lambda s: s.learner.silent_s > 0.3)
         assert state.learner.updates == 100
-        assert state.waits == {}
+        assert state.waits == ()
     finally:
         poller.stop()
 
@@ -153,18 +182,19 @@ def test_both_are_asked_as_an_operator_and_silence_is_noticed(services):
 def test_a_refusal_is_shown(services):
     _server, address, _replay, learner = services
     learner.refuses = True
-    poller = Poller(address, address, period_s=0.05, timeout_s=1.0)
+    poller = poller_of(address)
     poller.start()
     try:
         state = eventually(poller, lambda s: s.problem != "")
-        assert state.problem == "the learner refuses to tell how it is: another protocol"
+        assert state.problem == f"the learner at {address} refuses: another protocol"
+        assert state.waits == ()
         assert state.learner is None
     finally:
         poller.stop()
 
 
 def test_services_that_are_not_there_yet_are_no_problem():
-    poller = Poller("127.0.0.1:1", "127.0.0.1:1", period_s=0.05, timeout_s=0.2)
+    poller = poller_of("127.0.0.1:1", timeout_s=0.2)
     poller.start()
     time.sleep(0.6)
     assert poller.state().replay is None

@@ -13,6 +13,7 @@ import pytest
 from services.common.errors import UserError
 from services.common.lifecycle import STOP_BUDGET_S, Lifecycle
 from services.common.metrics import Metrics
+from services.common.rpc import Stopped
 from services.learner.checkpoint import Checkpoint, CheckpointFolder
 from services.learner.checkpoint_metrics import CheckpointMetrics
 from services.learner.checkpointer import Checkpointer
@@ -211,3 +212,38 @@ def test_what_is_written_and_what_fails_is_shown(
     assert value("s_total") == 1
     assert len(held) == 2
     lifecycle._failure = None  # it was meant
+
+
+def test_a_rest_writes_the_present_state_behind_what_is_on_its_way_and_the_period_begins_anew(
+    parts: Any, clock: FakeClock, eventually: Eventually
+) -> None:
+    folder, take, checkpointer = parts
+    folder.gate.clear()
+    take.updates = 1
+    clock.now_s += 5
+    checkpointer.save_if_due()
+    take.updates = 2
+    rest = threading.Thread(target=checkpointer.save_now)
+    rest.start()
+    rest.join(0.2)
+    assert rest.is_alive()  # the first holds the memory that the second is copied into
+    folder.gate.set()
+    rest.join(10)
+    assert folder.saved == [1, 2]
+    clock.now_s += 4.9
+    checkpointer.save_if_due()
+    clock.now_s += 0.2
+    take.updates = 3
+    checkpointer.save_if_due()
+    eventually(lambda: folder.saved == [1, 2, 3])
+
+
+def test_a_stop_ends_a_rest_whose_checkpoint_has_to_wait(parts: Any, clock: FakeClock, lifecycle: Lifecycle) -> None:
+    folder, _take, checkpointer = parts
+    folder.gate.clear()
+    clock.now_s += 5
+    checkpointer.save_if_due()
+    lifecycle.stop("test")
+    with pytest.raises(Stopped):
+        checkpointer.save_now()
+    folder.gate.set()

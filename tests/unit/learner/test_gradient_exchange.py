@@ -353,3 +353,38 @@ def _waiting(exchange: GradientExchange) -> set:
     contributions: Any = exchange._contributions
     shares = contributions._shares.values() if isinstance(contributions._shares, dict) else contributions._shares
     return {int(share.gradients["tag"][0]) for share in shares}
+
+
+def test_helpers_are_shown_with_what_waits_for_whom(peers: Peers, eventually: Eventually) -> None:
+    peers.exchange.join("b", 1)
+    peers.exchange.join("a", 3)
+    peers.exchange.open(7, 100)
+    peers.push("b", 1, 7)
+    eventually(pending(peers, "b", 1))
+    assert peers.exchange.waited_s == 0.0
+    assert not any(view.is_awaited for view in peers.exchange.views())  # the loop computes its own gradient
+    step = peers.collect()
+    eventually(lambda: peers.exchange.waited_s > 0.05)
+    awaited, pushed = peers.exchange.views()
+    assert (awaited.name, awaited.incarnation, awaited.is_awaited, awaited.push_waits_s) == ("a", 3, True, 0.0)
+    assert (pushed.name, pushed.sequence, pushed.is_awaited, pushed.lease_left_s) == ("b", 1, False, 5.0)
+    assert pushed.push_waits_s > 0.05
+    peers.exchange.leave("a", 3)
+    step.result(10)
+    gone, _ = peers.exchange.views()
+    assert (gone.name, gone.lease_left_s, gone.is_awaited) == ("a", 0.0, False)
+
+
+def test_a_pause_gives_back_what_waits_and_the_next_base_is_taken_as_ever(peers: Peers, eventually: Eventually) -> None:
+    peers.exchange.join("a", 1)
+    peers.exchange.open(7, 100)
+    answer = peers.push("a", 1, 7)
+    eventually(pending(peers, "a", 1))
+    peers.exchange.close("the run is drained")
+    assert answer.result(10) == Answer(PushStatus.TOO_STALE, "the run is drained")
+    peers.exchange.open(8, 100)
+    again = peers.push("a", 2, 8)
+    eventually(pending(peers, "a", 2))
+    assert contributors(peers.collect().result(10)) == ["a"]
+    peers.exchange.open(9, 101)
+    assert again.result(10).status is PushStatus.ACCEPTED

@@ -14,7 +14,7 @@ from services.learner.batch_dump import BatchDump
 from services.learner.importance import importance_weights
 from services.learner.loop import train
 from services.learner.nan_guard import NanGuard, TooManyNonFiniteUpdates
-from services.learner.replay_client import DrawnBatch
+from services.learner.replay_client import DrawnBatch, Paused
 from tests.fakes import FakeLearner, FakeLog, FakeStaleness
 
 
@@ -25,8 +25,12 @@ class Batches:
         self.drawn: List[DrawnBatch] = []
         self.reported: List[Tuple[DrawnBatch, Any]] = []
         self._available = available
+        self.pauses: List[int] = []  # draws before which the run is drained
 
     def next(self) -> DrawnBatch:
+        if len(self.drawn) in self.pauses:
+            self.pauses.remove(len(self.drawn))
+            raise Paused
         if len(self.drawn) == self._available:
             raise Stopped
         n, number = 3, len(self.drawn)
@@ -79,6 +83,7 @@ def _train(
     arguments: Any = {
         "publish_if_due": lambda: events.append(f"publish {learner.updates}"),
         "checkpoint_if_due": lambda: events.append(f"checkpoint {learner.updates}"),
+        "rest": lambda: events.append(f"rest {learner.updates}"),
         "max_updates": 5,
         "importance_exponent": 0.4,
         **changes,
@@ -116,6 +121,16 @@ def test_a_batch_that_became_too_old_in_the_queue_is_not_trained_on() -> None:
     assert staleness.seen == [(0, 0), (1, 1), (2, 1), (3, 1)]  # with the updates before the step
     assert monitor.updates == [1, 2]
     assert [drawn.table_id for drawn, _ in batches.reported] == [0, 3]
+
+
+def test_a_drained_run_rests_until_it_goes_on_with_the_next_batch() -> None:
+    learner, batches = FakeLearner(), Batches()
+    batches.pauses = [0, 3]
+    monitor, events = _train(learner, batches)
+    assert monitor.updates == [1, 2, 3, 4, 5]
+    assert [event for event in events if event.startswith("rest")] == ["rest 0", "rest 3"]
+    assert events.index("rest 3") > events.index("checkpoint 3")
+    assert batches.pauses == []
 
 
 def test_a_run_that_is_done_draws_nothing() -> None:

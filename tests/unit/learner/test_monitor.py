@@ -114,3 +114,11 @@ def test_events_are_written(parts: Parts, tmp_path: Path) -> None:
     parts.monitor.close()
     assert sum(file.stat().st_size for file in (tmp_path / "tensorboard").iterdir()) > 100
     parts.monitor.close()
+
+
+def test_a_rest_is_no_time_of_training(parts: Any, clock: FakeClock) -> None:
+    clock.now_s += 3.0
+    assert parts.monitor.progress(10).training_seconds == 10.0
+    clock.now_s += 60.0
+    parts.monitor.rested(60.0)
+    assert parts.monitor.progress(10).training_seconds == 10.0

@@ -130,3 +130,21 @@ def test_what_a_reader_waits_for_is_kept_until_it_says_otherwise(clock: FakeCloc
         readers.saw(question, finished=False)
         (reader,) = readers.living(1.0)
         assert reader.waiting_for == said[:300]
+
+
+def test_since_when_a_reader_waits_is_kept_as_long_as_it_says_so(clock: FakeClock) -> None:
+    readers = Readers(clock, num_actors=1)
+
+    def says(sentence: str, incarnation: int = 1) -> float:
+        clock.now_s += 2.0
+        question = _question("a", incarnation=incarnation)
+        question.waiting_for = sentence
+        return readers.waited_s(readers.saw(question, finished=False)[0])
+
+    assert says("") == 0.0
+    assert says("the environment hangs for 1 s") == 0.0
+    assert says("the environment hangs for 3 s") == 2.0
+    assert says("the environment hangs for 5 s") == 4.0
+    assert says("the environment hangs for 1 s", incarnation=2) == 0.0  # another life
+    assert says("") == 0.0
+    assert says("something else") == 0.0

@@ -15,7 +15,7 @@ from services.common.rpc import Refused, Server, Stopped
 from services.common.schema import ActionSpec, Schema, TensorSpec
 from services.common.waits import Waits
 from services.learner import replay_client
-from services.learner.replay_client import WAIT_REASONS, ReplayClient
+from services.learner.replay_client import WAIT_REASONS, Paused, ReplayClient
 from services.replay.servicer import ReplayServicer
 from services.replay.table import Table, TableSettings
 from shoal.v1 import experience_pb2, replay_pb2_grpc
@@ -179,7 +179,7 @@ def test_the_tail_is_delivered_at_the_end(client: ReplayClient, replay: Replay, 
     table = replay.fill()
     client.start(SCHEMA)
     drawn = [client.next() for _ in range(2)]
-    client._paused.set()  # no draw will carry them
+    client._ended.set()  # no draw will carry them
     for thread in lifecycle._threads:
         thread.join(10)
     for one in drawn:
@@ -400,3 +400,48 @@ def test_priorities_that_wait_are_counted(replay: Replay, client: ReplayClient) 
     assert client.num_priorities == 0
     client.report(drawn, np.ones(N, np.float32))
     assert client.num_priorities == 1
+
+
+def test_a_paused_client_hands_out_what_it_has_drawn_and_draws_no_more(
+    replay: Replay, serve: Serve, make_client: Callable[..., ReplayClient], eventually: Eventually
+) -> None:
+    replay.fill()
+    paused = threading.Event()
+    client = make_client(serve(ADD, replay), is_paused=paused.is_set, is_draining=lambda: True)
+    client.start(SCHEMA)
+    eventually(lambda: client.depth >= K)
+    paused.set()
+    handed_out: List[Any] = []
+    with pytest.raises(Paused):
+        handed_out.extend(iter(client.next, None))
+    drawn = sum(request.num_batches for request in replay.samples)
+    assert len(handed_out) == drawn >= K
+    assert all(request.draining for request in replay.samples)
+    with pytest.raises(Paused):
+        client.next()
+    assert sum(request.num_batches for request in replay.samples) == drawn
+    assert client.waited_s == 0.0
+    paused.clear()
+    assert len(client.next().batch) == N
+
+
+def test_a_replay_that_is_away_holds_no_pause_up(
+    replay: Replay, serve: Serve, make_client: Callable[..., ReplayClient], eventually: Eventually
+) -> None:
+    paused = threading.Event()
+    client = make_client("127.0.0.1:1", is_paused=paused.is_set, transport="grpc")
+    client.start(SCHEMA)
+    eventually(lambda: client.waiting_for)
+    paused.set()
+    with pytest.raises(Paused):
+        client.next()
+
+
+def test_for_how_long_the_learner_waits_is_known(client: ReplayClient, replay: Replay, eventually: Eventually) -> None:
+    assert client.waited_s == 0.0
+    waiting = threading.Thread(target=client.wait_for_schema)
+    waiting.start()
+    eventually(lambda: client.waited_s > 0.1)
+    replay.introduce()
+    waiting.join(5)
+    assert client.waited_s == 0.0

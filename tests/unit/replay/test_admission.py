@@ -1,11 +1,19 @@
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, List, Tuple
 
 import pytest
 
-from services.common.chunk import Chunk
-from services.replay.admission import Admission, InsertStatus, LaneGroup
+from services.common.chunk import ActorCounters, Chunk
+from services.replay.admission import (
+    MAX_SENTENCE,
+    WORD_LASTS_S,
+    Admission,
+    InsertStatus,
+    LaneGroup,
+    settled_steps,
+)
 
 
 def _apply(admission: Admission, incarnation: int, chunk: Chunk, now_s: float = 0.0) -> LaneGroup:
@@ -80,3 +88,63 @@ def test_silence_matters_only_with_open_windows(make_chunk: Any) -> None:
     assert admission.silent(15.1, 10.0) == [admission.actors["a"]]
     admission.actors["a"].calls_in_flight = 1
     assert admission.silent(100.0, 10.0) == []
+
+
+def _of_life(admission: Admission) -> Tuple[int, int]:
+    record = admission.actors["a"]
+    return record.life_acknowledged_steps, record.elsewhere_steps
+
+
+def _with(chunk: Chunk, produced: int, buffered: int = 0, **dropped: int) -> Chunk:
+    return replace(chunk, counters=ActorCounters(produced, buffered, dropped))
+
+
+def test_a_life_is_accounted_for_from_its_first_chunk_on(make_chunk: Any) -> None:
+    admission = Admission(3)
+    _apply(admission, 1, _with(make_chunk(sequence=0), 16, 8))
+    _apply(admission, 1, _with(make_chunk(sequence=1), 24, 4, buffer_full=4))
+    assert _of_life(admission) == (16, 0)
+    record = admission.actors["a"]
+    assert settled_steps(record.counters) == 16
+    _apply(admission, 2, _with(make_chunk(sequence=0), 8))  # another life counts anew
+    assert _of_life(admission) == (8, 0)
+    assert (record.acknowledged_steps, len(record.fenced)) == (24, 1)
+
+
+def test_a_life_that_has_sent_nothing_yet_claims_nothing(make_chunk: Any) -> None:
+    admission = Admission(3)
+    _apply(admission, 1, _with(make_chunk(sequence=0), 16, 8))
+    admission.enter("a", 2, 1.0)
+    assert _of_life(admission) == (0, 0)
+    assert admission.actors["a"].counters == ActorCounters()
+
+
+@pytest.mark.parametrize("groups", [[0, 1], [1, 0], [0, 0]])
+def test_what_another_ring_acknowledged_before_is_told_apart(make_chunk: Any, groups: List[int]) -> None:
+    admission = Admission(3)
+    first, second = groups
+    _apply(admission, 1, _with(make_chunk(sequence=9, lane_group=first), 100, 20, buffer_full=10))
+    assert _of_life(admission) == (8, 62)  # 100 - 20 - 10 were settled, 8 of them here
+    _apply(admission, 1, _with(make_chunk(sequence=10, lane_group=second), 120, 32, buffer_full=10))
+    assert _of_life(admission) == (16, 62)
+    # A loss from here on is no other ring's: it is what an audit must find.
+    _apply(admission, 1, _with(make_chunk(sequence=11, lane_group=second), 140, 32, buffer_full=10))
+    assert _of_life(admission) == (24, 62)
+    assert settled_steps(admission.actors["a"].counters) != sum(_of_life(admission))
+
+
+def test_what_an_actor_waits_for_is_kept_until_it_sends_a_chunk(make_chunk: Any) -> None:
+    admission = Admission(3)
+    admission.note_wait("a", 1, "parked", 1.0)  # nobody knows it yet
+    _apply(admission, 1, make_chunk(sequence=0))
+    record = admission.actors["a"]
+    admission.note_wait("a", 9, "of another life", 1.0)
+    assert record.waiting_for == ""
+    admission.note_wait("a", 1, "parked for 1 s", 2.0)
+    admission.note_wait("a", 1, "parked for 3 s" + "x" * 400, 4.0)
+    assert record.waiting_for.startswith("parked for 3 s")
+    assert (len(record.waiting_for), record.waiting_since_s, record.heard_s) == (MAX_SENTENCE, 2.0, 4.0)
+    admission.note_wait("a", 1, "again", 4.1 + WORD_LASTS_S)  # it was not heard of in between
+    assert record.waiting_since_s == 4.1 + WORD_LASTS_S
+    _apply(admission, 1, make_chunk(sequence=1))
+    assert record.waiting_for == ""

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from services.common.chunk import ActorCounters
 from services.common.errors import UserError
 from services.replay import records
-from services.replay.admission import InsertStatus
+from services.replay.admission import InsertStatus, settled_steps
 from services.replay.chunk_log import ChunkLog, RingBroken, segments_in
 from services.replay.items import StepOutcome
 from services.replay.journal import FolderJournal
@@ -45,7 +46,10 @@ def _ages(table: Table) -> Any:
 def _state(table: Table) -> Any:
     oldest = table.store.ring.oldest_key  # what is overwritten is no open window, whether it is still listed or not
     groups = {
-        (record.name, record.incarnation, tuple(record.fenced), record.acknowledged_steps): {
+        (
+            (record.name, record.incarnation, tuple(record.fenced), record.acknowledged_steps),
+            (record.life_acknowledged_steps, record.elsewhere_steps, record.counters.produced_steps),
+        ): {
             index: (
                 g.num_lanes,
                 g.next_sequence,
@@ -594,3 +598,41 @@ def test_a_ring_that_came_back_older_uses_keys_again_under_another_id(
     assert table.store.ring.reserved < reserved
     assert table.table_id != table_id
     assert table.ring_id == ring_id
+
+
+def _counted(chunk: Any, produced: int, buffered: int, **dropped: int) -> Any:
+    return replace(chunk, counters=ActorCounters(produced, buffered, dropped))
+
+
+@pytest.mark.parametrize("rolls_at", [-1, 0, 20, 39])
+def test_the_account_of_a_life_comes_back(make_durable: Any, make_chunk: Any, rolls_at: int) -> None:
+    durable = make_durable()
+    insert = durable.table.insert
+    insert("a", 1, _counted(make_chunk(sequence=0), 20, 4), max_wait_s=0.0)
+    insert("b", 7, _counted(make_chunk(sequence=5), 100, 4, full=6), max_wait_s=0.0)  # another ring had the rest
+    for number in range(40):
+        insert("a", 2, _counted(make_chunk(sequence=number), 8 * number + 8, 0), max_wait_s=0.0)
+        if number == rolls_at:  # the summary of a new segment carries it on
+            durable.table._journal.roll()
+    insert("b", 8, _counted(make_chunk(sequence=0), 12, 4), max_wait_s=0.0)
+    insert("c", 1, _counted(make_chunk(sequence=3), 50, 4, full=6), max_wait_s=0.0)
+    before = {actor.name: actor for actor in durable.table.info().actors}
+    assert (before["a"].life_acknowledged_steps, before["a"].elsewhere_steps, before["a"].earlier_lives) == (320, 0, 1)
+    assert (before["b"].life_acknowledged_steps, before["b"].elsewhere_steps) == (8, 0)
+    assert (before["c"].life_acknowledged_steps, before["c"].elsewhere_steps) == (8, 32)
+    table = durable.reopen()
+    after = {actor.name: actor for actor in table.info().actors}
+    for name, actor in after.items():
+        assert replace(actor, seconds_since_insert=0.0) == replace(before[name], seconds_since_insert=0.0)
+        assert settled_steps(actor.counters) == actor.life_acknowledged_steps + actor.elsewhere_steps
+
+
+def test_a_life_that_began_and_sent_nothing_comes_back_so(make_durable: Any, make_chunk: Any) -> None:
+    durable = make_durable(samples_per_insert=1.0, error_buffer=64.0, max_chunk_steps=8, n_step=1, min_size_to_sample=1)
+    table = durable.table
+    for number in range(20):
+        if table.insert("a", 1, _counted(make_chunk(sequence=number), 8 * number + 8, 0), max_wait_s=0.0).reason:
+            break
+    assert table.insert("a", 2, _counted(make_chunk(sequence=0), 8, 0), max_wait_s=0.0).status is InsertStatus.BLOCKED
+    (actor,) = durable.reopen().info().actors
+    assert (actor.incarnation, actor.life_acknowledged_steps, actor.counters) == (2, 0, ActorCounters())

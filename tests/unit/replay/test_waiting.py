@@ -189,7 +189,7 @@ def test_who_comes_again_at_once_goes_on_with_its_wait(gate: Gate) -> None:
 
 
 def test_who_comes_again_after_long_begins_anew(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "RESUMED_S", 0.0)
+    monkeypatch.setattr(waiting, "SAME_WAIT_S", 0.0)
     assert gate.pass_through("a", max_wait_s=0.1) == "no token"
     time.sleep(0.01)
     thread = gate.start("a")

@@ -143,6 +143,8 @@ def test_a_token_opens_what_its_role_may_and_nothing_else(
         "operator": [
             "ReplayService.Inspect",
             "ReplayService.Snapshot",
+            "ReplayService.Flush",
+            "ParameterService.Drain",
             "ParameterService.GetManifest",
             "ParameterService.Get",
         ],
