@@ -87,7 +87,7 @@ class Metrics:
         """What counts calls that were rejected at the door, by the reason's word."""
         counter: Counter = Counter(
             self._prefix + "rejected_calls_total",
-            "Calls rejected for their token: no_token, unknown_token, wrong_role, false_peer.",
+            "Calls rejected at the door: no_token, unknown_token, wrong_role, false_peer, malformed, slow.",
             ["run", "reason"],
             registry=self.registry,
         )

@@ -25,7 +25,13 @@ from services.common.run_folder import Progress, RunFolder
 from services.common.schema import Schema
 from services.common.security.transport import server_security
 from services.learner.averaged_parameters import AveragedParameters
-from services.learner.building import build_guard, build_learner, build_replay_client, check_device
+from services.learner.building import (
+    build_claim_check,
+    build_guard,
+    build_learner,
+    build_replay_client,
+    check_device,
+)
 from services.learner.checkpoint import Checkpoint, CheckpointFolder, generator_state
 from services.learner.collaboration import Collaboration
 from services.learner.env_steps import AcknowledgedSteps
@@ -83,7 +89,7 @@ class Chief:
         self._status = Status()
         self._learner: Optional[Learner] = None
         self._peer = Peer(run_id, experience_pb2.ROLE_LEARNER, "learner", lifecycle.incarnation)
-        self._readers = Readers(time.monotonic, config.actor.count)
+        self._readers = Readers(time.monotonic, config.actor.count, settings.max_peers)
         history = self._resumed.history if self._resumed else []
         last_version = history[-1].version if history else 0
         self._store = ParameterStore(
@@ -204,6 +210,7 @@ class Chief:
             latest_evaluation=lambda: self._servicer.latest,
             queue_depth=lambda: self._replay.depth,
             max_updates=self._config.learner.max_updates,
+            claims=build_claim_check(self._config, self._store, self._metrics, self._log),
         )
         with contextlib.closing(monitor):
             self._train(learner, schema, monitor)

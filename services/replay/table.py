@@ -17,7 +17,7 @@ from services.common.chunk import Chunk
 from services.common.errors import UserError
 from services.common.moments import Moments
 from services.common.schema import Schema
-from services.replay.admission import ActorRecord, Admission, InsertStatus
+from services.replay.admission import ActorRecord, Admission, InsertStatus, TooManyPeers
 from services.replay.inspection import InspectOrder, describe_item, find_items, histograms
 from services.replay.item_store import Intake, ItemStore
 from services.replay.items import StepOutcome
@@ -43,7 +43,7 @@ from services.replay.table_view import ChunkCounts, check_windows, describe_tabl
 from services.replay.version_history import VersionHistory
 from services.replay.waiting import WaitingRoom
 
-__all__ = ["InsertStatus", "InspectOrder", "SampleStatus", "Table", "TableSettings"]
+__all__ = ["InsertStatus", "InspectOrder", "SampleStatus", "Table", "TableSettings", "TooManyPeers"]
 
 RETRY_AFTER_S = 0.5  # asked of a caller who was turned away without waiting
 
@@ -93,7 +93,7 @@ class Table:
             with_moments=settings.with_moments,
         )
         self._limiter = make_limiter(settings)
-        self._admission = Admission(settings.n_step)
+        self._admission = Admission(settings.n_step, settings.max_peers)
         self._journal = Journal()
         self._rng = np.random.default_rng(settings.seed)
         self._clock = clock
@@ -131,6 +131,9 @@ class Table:
             incarnation: random id of its life.
             chunk: columns that fit the schema.
             max_wait_s: how long the rate limiter may hold the call before it answers BLOCKED.
+
+        Raises:
+            TooManyPeers: as many actors as are let in have introduced themselves, and this is another.
         """
         refusal = why_refused(chunk, self.settings, self.newest_version)
         lanes = non_finite_lanes(chunk) if chunk.num_steps > 0 else np.zeros(0, np.bool_)
@@ -172,6 +175,10 @@ class Table:
         self, actor: str, incarnation: int, chunk: Chunk, refusal: Optional[Refusal]
     ) -> Optional[InsertResult]:
         """The answer to a chunk that must not be applied now; None: it may be."""
+        stranger = self._admission.why_no_peer(actor)
+        if stranger:
+            self._refused_chunks["too_many_peers"] = self._refused_chunks.get("too_many_peers", 0) + 1
+            raise TooManyPeers(stranger)
         verdict = self._admission.judge(actor, incarnation, chunk)
         if verdict.status is not InsertStatus.APPLIED:
             return InsertResult(verdict.status, verdict.reason, verdict.next_sequence)

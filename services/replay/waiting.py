@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 import threading
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Callable, Dict, List, Tuple
 
 from services.replay.table_info import WaiterInfo
+
+MAX_KEPT = 4096  # places of callers who left; the oldest are forgotten, and stand at the end if they come again
 
 Place = Tuple[int, int]  # (round, ticket): lower goes first
 
@@ -36,7 +39,7 @@ class WaitingRoom:
         self._lock = lock
         self._clock = clock
         self._lines: Dict[str, List[_Waiter]] = {}
-        self._kept: Dict[Tuple[str, str], Place] = {}  # of those who left without success, by call and peer
+        self._kept: OrderedDict[Tuple[str, str], Place] = OrderedDict()  # of those who left without success, by call and peer
         self._tickets = 0
         self._interruption = ""  # why nobody may wait any more; empty while all is well
 
@@ -69,7 +72,7 @@ class WaitingRoom:
         standing = [other for other in line if not other.displaced]
         if len(standing) >= room:
             if not standing or standing[-1].place < place:
-                self._kept[call, peer_name] = place
+                self._keep(call, peer_name, place)
                 return f"{room} other {call.lower()}s wait already, since {why or line[0].reason}"
             # The last of a full line leaves for one who came before it and was turned away then.
             standing[-1].displaced = True
@@ -79,11 +82,16 @@ class WaitingRoom:
         try:
             if self._stay(line, waiter, reason, max_wait_s):
                 return ""
-            self._kept[call, peer_name] = min(place, self._kept.get((call, peer_name), place))
+            self._keep(call, peer_name, min(place, self._kept.get((call, peer_name), place)))
             return self._interruption or waiter.reason
         finally:
             line.remove(waiter)
             self._wake_first(line)
+
+    def _keep(self, call: str, peer_name: str, place: Place) -> None:
+        self._kept[call, peer_name] = place
+        if len(self._kept) > MAX_KEPT:
+            self._kept.popitem(last=False)
 
     def _place(self, line: List[_Waiter], call: str, peer_name: str) -> Place:
         kept = self._kept.pop((call, peer_name), None)
