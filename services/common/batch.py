@@ -111,7 +111,9 @@ class Batch:
         got.update({f"next observation {name!r}": column for name, column in self.next_observation.items()})
         got["action"] = self.action
         if set(got) != set(want):
-            raise SchemaError(f"the batch differs from the schema in: {', '.join(sorted(set(got) ^ set(want))[:MAX_SHOWN])}")
+            raise SchemaError(
+                f"the batch differs from the schema in: {', '.join(sorted(set(got) ^ set(want))[:MAX_SHOWN])}"
+            )
         for name, column in got.items():
             dtype, shape = want[name]
             if column.dtype != np.dtype(dtype) or column.shape != shape:

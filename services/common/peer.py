@@ -9,7 +9,6 @@ from shoal.v1 import experience_pb2
 
 PROTOCOL_VERSION = 1
 MAX_NAME_LENGTH = 128  # of peers: names are kept, logged and shown
-MAX_DIGEST_LENGTH = 64
 
 
 @dataclass(frozen=True)
@@ -35,10 +34,9 @@ class Peer:
 
 def objection(peer: experience_pb2.Peer, run_id: str) -> str:
     """One sentence that says why a server of `run_id` refuses `peer`; empty if it does not."""
-    if len(peer.name) > MAX_NAME_LENGTH or not peer.name.isprintable():
-        return f"the caller's name is not one of 1 to {MAX_NAME_LENGTH} printable characters"
-    if len(peer.run_id) > MAX_NAME_LENGTH or len(peer.schema_digest) > MAX_DIGEST_LENGTH:
-        return f"{peer.name or 'the caller'} names its run or its schema in more characters than any has"
+    lengths = (len(peer.name), len(peer.run_id), len(peer.schema_digest))
+    if not peer.name.isprintable() or any(length > MAX_NAME_LENGTH for length in lengths):
+        return f"the caller's name, run or schema is not one of at most {MAX_NAME_LENGTH} printable characters"
     if peer.protocol_version != PROTOCOL_VERSION:
         return (
             f"{peer.name or 'the caller'} speaks protocol version {peer.protocol_version}, this service "

@@ -186,4 +186,6 @@ def _plan_of(descriptor: Descriptor) -> _Plan:
 def _is_repeated(field: FieldDescriptor) -> bool:
     """Whether the field is a list; newer releases of protobuf name it otherwise than older ones."""
     is_repeated = getattr(field, "is_repeated", None)
-    return bool(field.label == FieldDescriptor.LABEL_REPEATED) if is_repeated is None else bool(is_repeated)
+    if is_repeated is None:
+        is_repeated = getattr(field, "label") == FieldDescriptor.LABEL_REPEATED  # noqa: B009 (not there in the types)
+    return bool(is_repeated)

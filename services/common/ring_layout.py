@@ -147,11 +147,11 @@ def read_format(folder: Path) -> RingFormat:
         raise UserError(f"{str(file)!r} is damaged: its digest does not match its content; {_REMEDY}")
     try:
         ring_format = RingFormat(**{**facts, "schema": Schema.from_dict(facts["schema"])})
-        whole = (ring_format.capacity, ring_format.n_step, ring_format.keys_id)
-        if not all(type(number) is int for number in whole) or min(ring_format.capacity, ring_format.n_step) < 1:
-            raise ValueError("its capacity and n are no numbers of at least 1")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{str(file)!r} is damaged: it is not a ring's format ({error}); {_REMEDY}") from None
+    whole = (ring_format.capacity, ring_format.n_step, ring_format.keys_id)
+    if not all(type(number) is int for number in whole) or min(ring_format.capacity, ring_format.n_step) < 1:
+        raise UserError(f"{str(file)!r} is damaged: its capacity and n are no numbers of at least 1; {_REMEDY}")
     return ring_format
 
 

@@ -74,7 +74,7 @@ def unseal(file: Path) -> Tuple[Dict[str, npt.NDArray[Any]], Dict[str, Any]]:
     except (KeyError, RecursionError):
         raise ValueError("it says no facts") from None
     if not isinstance(facts, dict):
-        raise ValueError("its facts have no names")
+        raise ValueError("its facts have no names")  # noqa: TRY004 (of the file's content)
     return tensors, facts
 
 

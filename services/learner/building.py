@@ -134,8 +134,6 @@ def build_claim_check(config: RunConfig, history: KnownUpdates, metrics: Metrics
     settings = config.learner
     if not settings.claim_check_share or config.replay.priority_rule != "td_error":
         return None
-    claims = ClaimCheck(
-        history, log, share=settings.claim_check_share, max_divergence=settings.max_claim_divergence
-    )
+    claims = ClaimCheck(history, log, share=settings.claim_check_share, max_divergence=settings.max_claim_divergence)
     metrics.registry.register(ClaimCollector(config.run.name, claims))
     return claims

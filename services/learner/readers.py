@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass
 from typing import Callable, Dict, List, Set, Tuple, Union
 
-from services.common.peer import MAX_DIGEST_LENGTH
+from services.common.peer import MAX_NAME_LENGTH
 from shoal.v1 import experience_pb2, parameters_pb2
 
 FORGET_S = 600.0  # a reader that is silent for longer is gone, and its rung is free
@@ -87,7 +87,7 @@ class Readers:
             peer=peer,
             role=question.role,
             version=version,
-            digest=question.running_digest[:MAX_DIGEST_LENGTH],
+            digest=question.running_digest[:MAX_NAME_LENGTH],
             waiting_for=question.waiting_for[:MAX_SENTENCE],
             digest_differs=bool(version and published_digest and question.running_digest != published_digest),
             seen_at=now,

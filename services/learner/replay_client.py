@@ -84,7 +84,9 @@ class ReplayClient:
         self._stub = replay_pb2_grpc.ReplayServiceStub(self._caller.channel)
         # As the stub's, but the answer stays in the bytes that came.
         self._sample: Callable[..., bytes] = self._caller.channel.unary_unary(
-            SAMPLE_METHOD, request_serializer=replay_pb2.SampleRequest.SerializeToString
+            SAMPLE_METHOD,
+            request_serializer=replay_pb2.SampleRequest.SerializeToString,
+            response_deserializer=bytes,  # which copies nothing
         )
         self._peer = peer
         self._batch_size = batch_size

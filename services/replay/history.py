@@ -18,7 +18,6 @@ from services.replay.chunk_log import Segment, segments_in
 from services.replay.records import CHUNK_DTYPE, Counts, Parsed, Record, RecordKind
 from services.replay.version_history import VersionHistory
 
-
 # What the reading of numbers, names and JSON raises where they are not what they should be.
 _NONSENSE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, struct.error)
 

@@ -109,7 +109,7 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the chunk is refused: {error}")
         except TableTooLarge as error:
             self._log.error("no table is made for the first actor", actor=request.peer.name, reason=str(error))
-            refuse(context, str(error))
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         except UserError as error:
             self._give_up(error, context)
         max_wait_s = bounded_wait(request.max_wait_seconds)
@@ -118,7 +118,7 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         except RingBroken as error:
             self._give_up(error, context)
         except TooManyPeers as error:
-            refuse(context, str(error))
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         if result.status is InsertStatus.APPLIED and chunk.num_steps:
             self._quarantine_log.note(request.peer.name, chunk, result.quarantined_lanes)
         if self._dump is not None:
@@ -270,10 +270,11 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
     def _apply_priorities(
         self, table: Table, updates: replay_pb2.PriorityUpdates, context: grpc.ServicerContext
     ) -> PriorityOutcome:
+        count = len(updates.keys) // 8
+        if count > MAX_UPDATES:
+            sentence = f"{count} priorities came in one call; it may bring {MAX_UPDATES}"
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, sentence)
         try:
-            count = len(updates.keys) // 8
-            if count > MAX_UPDATES:
-                raise SchemaError(f"{count} priorities came in one call; it may bring {MAX_UPDATES}")
             keys = decode_column("priorities.keys", updates.keys, "int64", (count,))
             td_error = decode_column("priorities.td_error", updates.td_error, "float64", (count,))
         except SchemaError as error:

@@ -39,7 +39,9 @@ class WaitingRoom:
         self._lock = lock
         self._clock = clock
         self._lines: Dict[str, List[_Waiter]] = {}
-        self._kept: OrderedDict[Tuple[str, str], Place] = OrderedDict()  # of those who left without success, by call and peer
+        self._kept: OrderedDict[Tuple[str, str], Place] = (
+            OrderedDict()
+        )  # of those who left without success, by call and peer
         self._tickets = 0
         self._interruption = ""  # why nobody may wait any more; empty while all is well
 

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 import traceback
+import warnings
 from pathlib import Path
 from typing import List
 
@@ -38,6 +39,7 @@ def main(arguments: List[str]) -> int:
 
 def _by_changes(name: str, seed: int, seconds: float) -> bool:
     """Change inputs until the time is over; False: one failed, and is kept."""
+    warnings.simplefilter("error")  # as in the tests
     rng, inputs = random.Random(seed), inputs_of(name)
     deadline_s, tried = time.monotonic() + seconds, 0
     while time.monotonic() < deadline_s:

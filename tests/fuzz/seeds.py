@@ -28,7 +28,6 @@ from tests.fuzz import stand_ins, targets
 from tests.fuzz.corpus_files import CORPUS
 
 
-
 def seeds() -> Iterator[Tuple[str, str, bytes]]:
     """(target, name, input) of everything that is written."""
     yield from _inserts()

@@ -241,17 +241,23 @@ def _open_ring(folder: Path, damage: Callable[[Path], Any]) -> None:
     try:
         opened = RingFolder.open(path, "6", SEGMENT_BYTES)
     except UserError as error:
-        assert str(path) in str(error)
+        _names(path, error)
         return
     try:
-        again = Table(dataclasses.replace(settings, n_step=opened.format.n_step), SCHEMA, clock=FakeClock(), folder=opened)
+        again = Table(
+            dataclasses.replace(settings, n_step=opened.format.n_step), SCHEMA, clock=FakeClock(), folder=opened
+        )
         assert again.check_valid() is None, again.check_valid()
     except UserError as error:
-        assert str(path) in str(error)
-    except ValueError as error:  # the settings' own
-        assert "n_step" in str(error)
+        _names(path, error)
+    except ValueError:  # the settings' own: n
+        assert opened.format.n_step != settings.n_step
     finally:
         opened.close()
+
+
+def _names(path: Path, error: UserError) -> None:
+    assert str(path) in str(error), f"a refusal that does not name the file: {error}"
 
 
 def _staleness_log(data: bytes, folder: Path) -> None:
