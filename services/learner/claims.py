@@ -24,6 +24,7 @@ from services.learner.staleness import LOST, KnownUpdates
 
 WINDOW = 256  # comparisons of an actor that its divergence is read from
 MIN_COMPARED = 128  # of them, before anything is said of it
+MIN_COMMON = 16  # of them, before it counts in what all have in common
 MAX_LAG_UPDATES = 5000  # of items that are compared: the critics of older ones were others
 MAX_ACTORS = 256  # that are told apart; who was compared longest ago is forgotten
 FLOOR = 0.02  # share of a typical TD error: differences between errors that are next to nothing say nothing
@@ -109,8 +110,7 @@ class ClaimCheck:
         """What is known of each actor with MIN_COMPARED comparisons or more."""
         with self._lock:
             windows = {name: np.array(one.log_ratios) for name, one in self._actors.items()}
-        windows = {name: window for name, window in windows.items() if len(window) >= MIN_COMPARED}
-        medians = {name: float(np.median(window)) for name, window in windows.items()}
+        medians = {name: float(np.median(window)) for name, window in windows.items() if len(window) >= MIN_COMMON}
         common = float(np.median(list(medians.values()))) if len(medians) >= MIN_ACTORS else 0.0
         return {
             name: Divergence(
@@ -119,6 +119,7 @@ class ClaimCheck:
                 compared=len(window),
             )
             for name, window in windows.items()
+            if len(window) >= MIN_COMPARED
         }
 
     def _actor(self, name: str) -> _Actor:
