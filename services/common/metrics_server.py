@@ -49,7 +49,7 @@ class _Readers:
         with self._lock:
             self._end_slow(now_s, SLOWEST_S)
             if len(self._since) >= MAX_READERS:
-                self._end_slow(now_s, PATIENCE_S)
+                self._end_slow(now_s, PATIENCE_S, most=1)
             if len(self._since) >= MAX_READERS or self._num_ending >= MAX_READERS:
                 return False
             self._since[key] = (now_s, connection.dup())  # its own would be gone, or another's, once it is closed
@@ -69,8 +69,9 @@ class _Readers:
         with self._lock:
             self._end_slow(self._clock(), SLOWEST_S)
 
-    def _end_slow(self, now_s: float, patience_s: float) -> None:
-        for key, (since_s, connection) in list(self._since.items()):
+    def _end_slow(self, now_s: float, patience_s: float, most: int = MAX_READERS) -> None:
+        """End those who have taken longer than `patience_s`, the earliest first, and no more than `most`."""
+        for key, (since_s, connection) in list(self._since.items())[:most]:
             if now_s - since_s > patience_s:
                 del self._since[key]
                 self._num_ending += 1

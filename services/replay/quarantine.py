@@ -157,13 +157,11 @@ def _bad_columns(chunk: Chunk, lane: int, final: npt.NDArray[np.int64]) -> Dict[
     """Names of the columns that are not finite, by step of the chunk; `final` are the lane's final observations."""
     found: Dict[int, List[str]] = {}
     valid = (chunk.flags[:, lane] & VALID) != 0
-    for t in np.flatnonzero(_bad_rewards(chunk.reward[:, lane]) & valid):
-        found.setdefault(int(t), []).append("reward")
-    looked_at = {"action": (chunk.action, valid)}
+    bad = {"action": _bad_rows(chunk.action[:, lane], 1) & valid, "reward": _bad_rewards(chunk.reward[:, lane]) & valid}
     for name, column in chunk.observation.items():
-        looked_at[f"observation.{name}"] = (column, np.ones_like(valid))
-    for name, (column, counts) in looked_at.items():
-        for t in np.flatnonzero(_bad_rows(column[:, lane], 1) & counts):
+        bad[f"observation.{name}"] = _bad_rows(column[:, lane], 1)
+    for name, rows in bad.items():
+        for t in np.flatnonzero(rows):
             found.setdefault(int(t), []).append(name)
     for name, column in chunk.final.observation.items():
         for index in final[_bad_rows(column[final], 1)]:

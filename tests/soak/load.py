@@ -20,7 +20,6 @@ import numpy as np
 from bench.replay.shoal_server import ShoalServer
 from bench.replay.workload import Workload
 from services.common.rpc import Refused
-from tests.soak.load_clients import LANES, STEPS
 from tests.soak.readings import MIB, Series
 from tests.soak.traffic import Traffic
 

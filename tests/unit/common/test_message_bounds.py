@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -58,7 +59,5 @@ def test_the_largest_chunk_of_ours_passes() -> None:
 @given(st.binary(max_size=200))
 def test_any_bytes_are_counted_or_refused(noise: bytes) -> None:
     data = noise + experience_pb2.Peer(name="x" * UNCOUNTED_BYTES).SerializeToString()
-    try:
+    with contextlib.suppress(WireError):
         check_bounds(data, INSERT)
-    except WireError as error:
-        assert str(error)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from services.common.chunk import Chunk
-from services.replay.admission import Admission, InsertStatus, LaneGroup
+from services.replay.admission import MAX_LANES, Admission, InsertStatus, LaneGroup
 
 
 def _apply(admission: Admission, incarnation: int, chunk: Chunk, now_s: float = 0.0) -> LaneGroup:
@@ -80,3 +80,26 @@ def test_silence_matters_only_with_open_windows(make_chunk: Any) -> None:
     assert admission.silent(15.1, 10.0) == [admission.actors["a"]]
     admission.actors["a"].calls_in_flight = 1
     assert admission.silent(100.0, 10.0) == []
+
+
+def test_names_are_let_in_up_to_a_bound_and_known_ones_for_ever() -> None:
+    admission = Admission(3, max_peers=2)
+    for name in ("a", "b"):
+        assert not admission.why_no_peer(name)
+        admission.enter(name, 1, 0.0)
+    assert "replay.max_peers" in admission.why_no_peer("c")
+    assert not admission.why_no_peer("a")
+    admission.enter("a", 2, 0.0)  # another life of it is no other name
+    assert len(admission.actors) == 2
+
+
+def test_lanes_of_an_actor_are_bounded_over_its_groups(make_chunk: Any) -> None:
+    admission = Admission(3)
+    admission.enter("a", 1, 0.0)
+    record = admission.actors["a"]
+    first = make_chunk(T=1, B=MAX_LANES // 2, lane_group=0)
+    second = make_chunk(T=1, B=MAX_LANES // 2 + 1, lane_group=1)
+    assert admission.judge("a", 1, first).status is InsertStatus.APPLIED
+    admission.group_of(record, first)
+    assert "lanes" in admission.judge("a", 1, second).reason
+    assert admission.judge("a", 2, second).status is InsertStatus.APPLIED  # another life has lanes of its own
