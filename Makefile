@@ -47,6 +47,22 @@ e2e: install  ## real processes: training runs, kill -9 of each service
 deploy-test: install  ## machines with a real systemd, installed from the wheel (root; minutes)
 	$(BIN)/python -m pytest -m deploy tests/deploy $(ARGS)
 
+.PHONY: fuzz
+fuzz: install  ## fuzz decoders, servicers, readers of files; ARGS="--minutes 60", --target NAME, --engine atheris
+	$(BIN)/python -m tests.fuzz $(ARGS)
+
+.PHONY: soak
+soak: install  ## full speed on small rings for ten minutes: nothing may grow; ARGS=--quick, "--hours 8"
+	$(BIN)/python -m tests.soak $(ARGS)
+
+.PHONY: load
+load: install  ## one replay against 64 and 256 light actors; ARGS="--seconds 60"
+	$(BIN)/python -m tests.soak.load $(ARGS)
+
+.PHONY: audit-dependencies
+audit-dependencies: install  ## known weaknesses of the installed packages, by pip-audit; needs a network
+	@bash deploy/make/audit_dependencies.sh $(BIN)/python
+
 .PHONY: test38
 test38:  ## the 3.8 job: common and actor without torch, in a venv of Python 3.8
 	bash deploy/make/test38.sh "$(PYTHON38)"

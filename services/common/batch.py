@@ -8,6 +8,8 @@ from typing import Any, Dict, List, Optional, Tuple, Union
 import numpy as np
 import numpy.typing as npt
 
+from services.common.schema import MAX_SHOWN, Schema, SchemaError
+
 Part = Union[slice, "npt.NDArray[np.int64]"]
 
 
@@ -94,6 +96,30 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.keys)
+
+    def check(self, schema: Schema) -> None:
+        """Compare the rows with `schema`.
+
+        Raises:
+            SchemaError: a tensor is missing, is none of the schema's, or has another dtype or shape.
+        """
+        n = len(self)
+        want = {f"observation {s.name!r}": (s.dtype, (n, *s.shape)) for s in schema.observation}
+        want.update({f"next {name}": spec for name, spec in tuple(want.items())})
+        want["action"] = (schema.action.dtype, (n, *schema.action.shape))
+        got = {f"observation {name!r}": column for name, column in self.observation.items()}
+        got.update({f"next observation {name!r}": column for name, column in self.next_observation.items()})
+        got["action"] = self.action
+        if set(got) != set(want):
+            raise SchemaError(
+                f"the batch differs from the schema in: {', '.join(sorted(set(got) ^ set(want))[:MAX_SHOWN])}"
+            )
+        for name, column in got.items():
+            dtype, shape = want[name]
+            if column.dtype != np.dtype(dtype) or column.shape != shape:
+                raise SchemaError(
+                    f"{name} is {column.dtype}{list(column.shape)}; the schema asks for {dtype}{list(shape)}"
+                )
 
     def split(self, batch_size: int) -> List[Batch]:
         """The same items as batches of `batch_size`, which divides their number; nothing is copied."""

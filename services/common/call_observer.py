@@ -26,10 +26,11 @@ class CallObserver(grpc.ServerInterceptor):  # type: ignore[type-arg]  # not gen
         if handler is None:
             self._observe("unknown", grpc.StatusCode.UNIMPLEMENTED.name, 0.0)
             return None
-        if handler.unary_unary is None:  # the health service's watch is a stream, whose length says nothing
+        if handler.response_streaming:  # the health service's watch, whose length says nothing
             return handler
         method = handler_call_details.method.rpartition("/")[2]
-        answer = handler.unary_unary
+        answer = handler.unary_unary or handler.stream_unary  # the guard refuses by the latter
+        make = grpc.unary_unary_rpc_method_handler if handler.unary_unary else grpc.stream_unary_rpc_method_handler
 
         def timed(request: Any, context: Any) -> Any:
             began_s = self._clock()
@@ -42,7 +43,7 @@ class CallObserver(grpc.ServerInterceptor):  # type: ignore[type-arg]  # not gen
             finally:
                 self._observe(method, code, self._clock() - began_s)
 
-        return grpc.unary_unary_rpc_method_handler(
+        return make(
             timed,
             request_deserializer=handler.request_deserializer,
             response_serializer=handler.response_serializer,

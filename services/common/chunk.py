@@ -8,10 +8,14 @@ from typing import Any, Dict, Iterator, Mapping, Tuple
 import numpy as np
 import numpy.typing as npt
 
-from services.common.schema import Schema, SchemaError
+from services.common.schema import MAX_SHOWN, Schema, SchemaError
 
 VALID, TERMINATED, TRUNCATED = 1, 2, 4  # bits of Chunk.flags
 MAX_CHUNK_ROWS = 1 << 20  # bounds what a receiver must take before it can look
+MAX_COUNT = 1 << 62  # of steps, sequences and versions: what is done with them stays within 64 bits
+MAX_SECONDS = 1e9  # thirty years
+MAX_DROP_REASONS = 32  # of an actor; each is a label of a metric
+MAX_REASON_LENGTH = 64
 
 
 @dataclass(frozen=True)
@@ -128,7 +132,7 @@ class Chunk:
             want[f"final.observation.{spec.name}"] = (spec.dtype, (F, *spec.shape))
         got = dict(self.columns())
         if set(got) != set(want):
-            odd = ", ".join(sorted(set(got) ^ set(want)))
+            odd = ", ".join(sorted(set(got) ^ set(want))[:MAX_SHOWN])
             raise SchemaError(f"the chunk's columns differ from the schema in: {odd}")
         for name, column in got.items():
             dtype, shape = want[name]
@@ -137,6 +141,35 @@ class Chunk:
                     f"column {name!r} is {column.dtype}{list(column.shape)}; the schema asks for {dtype}{list(shape)}"
                 )
         self._check_final(T * B)
+        self._check_facts()
+
+    def _check_facts(self) -> None:
+        """Refuse numbers that no actor counts up to, and seconds that no clock measures."""
+        if self.num_steps and not self.num_lanes:
+            raise SchemaError(f"the chunk has {self.num_steps} steps of no lanes")
+        dropped = self.counters.dropped_steps
+        if len(dropped) > MAX_DROP_REASONS or any(len(reason) > MAX_REASON_LENGTH for reason in dropped):
+            raise SchemaError(
+                f"the chunk's counters name {len(dropped)} reasons for dropped steps; there may be "
+                f"{MAX_DROP_REASONS}, of {MAX_REASON_LENGTH} characters each"
+            )
+        counts = {
+            "sequence": self.sequence,
+            "first_step": self.first_step,
+            "newest_version": self.newest_version,
+            "produced_steps": self.counters.produced_steps,
+            "buffered_steps": self.counters.buffered_steps,
+            "dropped_steps": max(dropped.values(), default=0),
+            "policy_version": int(self.policy_version.max(initial=0)),
+        }
+        for name, count in counts.items():
+            if not 0 <= count < MAX_COUNT:
+                raise SchemaError(f"the chunk's {name} is {count}; it must lie in 0 to 2^62")
+        if self.policy_version.min(initial=0) < 0:
+            raise SchemaError(f"the chunk's policy_version is {int(self.policy_version.min())}; none is below 0")
+        for name, seconds in (("acting_seconds", self.acting_seconds), ("queued_seconds", self.queued_seconds)):
+            if not 0.0 <= seconds <= MAX_SECONDS:  # which NaN is not
+                raise SchemaError(f"the chunk's {name} is {seconds}; it must lie in 0 to {MAX_SECONDS:g}")
 
     def _check_final(self, num_rows: int) -> None:
         step = self.final.step

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Mapping, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
 import google_crc32c
 import numpy as np
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from services.common.chunk import MAX_CHUNK_ROWS, ActorCounters, Chunk, FinalObservations
 from services.common.packing import MAX_UNPACKED_BYTES, pack, unpack
-from services.common.schema import ActionSpec, Schema, SchemaError, TensorSpec
+from services.common.schema import MAX_TENSORS, ActionSpec, Schema, SchemaError, TensorSpec
 from shoal.v1 import experience_pb2, tensor_pb2
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ _COLUMN_DTYPES = {name: np.dtype(name).newbyteorder("<") for name in (*_WIRE_DTY
 # By kind and size, as in "f4": numpy makes a dtype's name anew each time that it is asked, and there are many columns.
 _WIRE_DTYPES_BY_CODE = {np.dtype(name).str[1:]: wire for name, wire in _WIRE_DTYPES.items()}
 _MAX_DIMENSIONS = 32  # of the oldest numpy that runs here
+_MAX_NAME_LENGTH = 256  # of a tensor, in characters: names come up in sentences
 
 
 class ChecksumError(SchemaError):
@@ -62,6 +63,8 @@ def view_tensor(
     tensor: tensor_pb2.Tensor, data: Union[bytes, memoryview], max_unpacked_bytes: int = 0
 ) -> npt.NDArray[Any]:
     """As `decode_tensor`, of bytes that were read already; packed ones are refused unless some bytes are allowed."""
+    if len(tensor.name) > _MAX_NAME_LENGTH:
+        raise SchemaError(f"a tensor's name has {len(tensor.name)} characters: {tensor.name[:40]!r}…")
     if tensor.dtype not in _NUMPY_DTYPES:
         raise SchemaError(f"tensor {tensor.name!r} has the unknown dtype number {tensor.dtype}")
     is_packed = tensor.codec in (tensor_pb2.CODEC_LZ4, tensor_pb2.CODEC_ZSTD) and max_unpacked_bytes > 0
@@ -120,8 +123,12 @@ def decode_schema(schema: experience_pb2.Schema) -> Schema:
     Raises:
         SchemaError: it is not one.
     """
+    if len(schema.observation) > MAX_TENSORS:
+        raise SchemaError(f"the schema has {len(schema.observation)} observation tensors; it may have {MAX_TENSORS}")
     observation = []
     for spec in schema.observation:
+        if len(spec.name) > _MAX_NAME_LENGTH or len(spec.shape) > _MAX_DIMENSIONS:
+            raise SchemaError(f"observation {spec.name[:40]!r} has too long a name or a shape")
         if spec.dtype not in _NUMPY_DTYPES:
             raise SchemaError(f"observation {spec.name!r} has the unknown dtype number {spec.dtype}")
         observation.append(TensorSpec(spec.name, _NUMPY_DTYPES[spec.dtype].name, tuple(spec.shape)))
@@ -191,8 +198,12 @@ def fill_counters(message: experience_pb2.ActorCounters, counters: ActorCounters
         message.dropped_steps[reason] = steps
 
 
-def decode_chunk(message: experience_pb2.Chunk) -> Chunk:
+def decode_chunk(message: experience_pb2.Chunk, schema: Optional[Schema] = None) -> Chunk:
     """View a chunk's columns; its shapes are still to be checked against a schema (`Chunk.check`).
+
+    Args:
+        message: of anybody.
+        schema: of the table, if there is one: what is packed is then unpacked to no more than such rows take.
 
     Raises:
         ChecksumError: the columns' bytes are not those that were sent.
@@ -202,12 +213,17 @@ def decode_chunk(message: experience_pb2.Chunk) -> Chunk:
     T, B, F = message.num_steps, message.num_lanes, len(final.step)  # noqa: N806 (the field's letters)
     if max(T, 1) * max(B, 1) + F > MAX_CHUNK_ROWS:  # lanes cost memory even where there are no steps
         raise SchemaError(f"the chunk claims {T} x {B} steps and {F} final observations; at most {MAX_CHUNK_ROWS} rows")
+    if len(message.observation) > MAX_TENSORS or len(final.observation) > MAX_TENSORS:
+        raise SchemaError(f"the chunk has {len(message.observation)} observation tensors; it may have {MAX_TENSORS}")
     packed = _ChunkBytes.of_message(message)
     if message.crc32c and message.crc32c != packed.checksum():
         raise ChecksumError("the chunk's bytes do not match its CRC32C: send it again")
-    observation = _view_tensors(message.observation, packed.observation, MAX_UNPACKED_BYTES)
+    room = MAX_UNPACKED_BYTES
+    if schema is not None:
+        room = min(room, (T * B + F) * sum(spec.num_bytes for spec in schema.observation))
+    observation = _view_tensors(message.observation, packed.observation, room)
     taken = sum(column.nbytes for column in observation.values())
-    final_observation = _view_tensors(final.observation, packed.final_observation, MAX_UNPACKED_BYTES - taken)
+    final_observation = _view_tensors(final.observation, packed.final_observation, room - taken)
     counters = message.counters
     return Chunk(
         lane_group=message.lane_group,

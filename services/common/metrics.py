@@ -25,7 +25,7 @@ from services.common.waits import Waits
 Family = Type[Union[CounterMetricFamily, GaugeMetricFamily]]
 Values = Mapping[str, float]  # by the value of a label
 
-REJECTIONS = ("no_token", "unknown_token", "wrong_role", "false_peer")
+REJECTIONS = ("no_token", "unknown_token", "wrong_role", "false_peer", "malformed", "slow")
 CALL_BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
@@ -213,7 +213,7 @@ class Metrics:
 
     def rejected_calls(self) -> Callable[[str], None]:
         """What counts calls that were rejected at the door, by the reason's word."""
-        text = "Calls rejected for their token."
+        text = "Calls rejected at the door."
         counters = self.counters("rejected_calls", text, "reason", REJECTIONS)
         return lambda reason: counters[reason].inc()
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 import threading
+import time
 from socketserver import ThreadingMixIn
 from typing import Any, Callable, Dict, Iterable, List, Tuple
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
@@ -16,8 +18,9 @@ from services.common.security.guard import BEARER
 from services.common.security.transport import ServerSecurity
 
 READERS = ("monitor", "operator")  # roles whose tokens may read metrics
-SLOWEST_S = 10.0  # a reader that takes longer to ask, or to take the answer, is let go
+SLOWEST_S = 10.0  # a reader that takes longer to ask and to take the answer, all in all, is let go
 MAX_READERS = 16  # at once; each is a thread
+PATIENCE_S = 1.0  # a reader that takes longer makes room where there is none: one of ours takes some milliseconds
 
 StartResponse = Callable[[str, List[Tuple[str, str]]], Any]
 
@@ -31,6 +34,51 @@ class _Handler(WSGIRequestHandler):
         """Say nothing."""
 
 
+class _Readers:
+    """The connections that are served now: so many at once, each for so long, and the slowest leave for others."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._since: Dict[int, Tuple[float, socket.socket]] = {}  # by key; those that are ended are not there
+        self._num_ending = 0  # whose threads have not noticed yet
+
+    def enter(self, key: int, connection: socket.socket) -> bool:
+        """Let a connection in if there is room, or if one that was slow can make some."""
+        now_s = self._clock()
+        with self._lock:
+            self._end_slow(now_s, SLOWEST_S)
+            if len(self._since) >= MAX_READERS:
+                self._end_slow(now_s, PATIENCE_S, most=1)
+            if len(self._since) >= MAX_READERS or self._num_ending >= MAX_READERS:
+                return False
+            self._since[key] = (now_s, connection.dup())  # its own would be gone, or another's, once it is closed
+            return True
+
+    def leave(self, key: int) -> None:
+        """Note that a connection is over."""
+        with self._lock:
+            entry = self._since.pop(key, None)
+            if entry is None:
+                self._num_ending -= 1
+            else:
+                entry[1].close()
+
+    def end_slow(self) -> None:
+        """End the connections that take longer than any may."""
+        with self._lock:
+            self._end_slow(self._clock(), SLOWEST_S)
+
+    def _end_slow(self, now_s: float, patience_s: float, most: int = MAX_READERS) -> None:
+        """End those who have taken longer than `patience_s`, the earliest first, and no more than `most`."""
+        for key, (since_s, connection) in list(self._since.items())[:most]:
+            if now_s - since_s > patience_s:
+                del self._since[key]
+                self._num_ending += 1
+                with contextlib.suppress(OSError), connection:
+                    connection.shutdown(socket.SHUT_RDWR)  # its thread finds an end, and goes
+
+
 class _Server(ThreadingMixIn, WSGIServer):
     """A thread a request, bounded; the TLS handshake is made on it, where a slow peer holds up nobody else."""
 
@@ -40,7 +88,7 @@ class _Server(ThreadingMixIn, WSGIServer):
     def __init__(self, address: Tuple[str, int], family: socket.AddressFamily, context: Any) -> None:
         self.address_family = family
         self._context = context
-        self._room = threading.BoundedSemaphore(MAX_READERS)
+        self._readers = _Readers()
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
@@ -53,13 +101,18 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Start a thread if there is room for one, else hang up."""
-        if not self._room.acquire(blocking=False):
+        if not self._readers.enter(id(request), request):
             self.shutdown_request(request)
             return
         super().process_request(request, client_address)
 
+    def service_actions(self) -> None:
+        """Look at the clock, several times a second."""
+        self._readers.end_slow()
+
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Answer one connection."""
+        key = id(request)  # which the thread keeps to its end
         try:
             request.settimeout(SLOWEST_S)
             if self._context is not None:
@@ -68,7 +121,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         except (OSError, ssl.SSLError):  # a peer that spoke something else, or went away
             self.shutdown_request(request)
         finally:
-            self._room.release()
+            self._readers.leave(key)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A peer that went away in the middle is no news."""

@@ -16,10 +16,13 @@ is fetched again. `newest` changes at the end of a download, at once, to another
 from __future__ import annotations
 
 import threading
-from typing import Callable, Optional
+from typing import Any, Callable, Mapping, Optional
 
 import google_crc32c
+import numpy as np
+import numpy.typing as npt
 
+from services.common.errors import Crash
 from services.common.log import Log
 from services.common.parameter_set import ParameterSet, decode_set, digest_of
 from services.common.peer import Peer
@@ -28,8 +31,11 @@ from shoal.v1 import parameters_pb2, parameters_pb2_grpc
 
 CALL_TIMEOUT_S = 5.0
 PART_BYTES = 1024 * 1024  # what a reader that stops reading may hold of the chief's memory
-MAX_SET_BYTES = 8 * 1024**3  # beyond it a manifest is damaged, or not ours
+MAX_SET_BYTES = 2 * 1024**3  # beyond it a manifest is damaged, or not ours
 RETRY_S = 0.1  # between a damaged answer and the next question
+MAX_DAMAGED = 50  # damaged answers in a row, after which something else is wrong than a wire
+MAX_SUPERSEDED = 8  # sets in a row that a newer one supersedes before the next is asked for at once
+MAX_VERSION = 1 << 62
 
 
 class ParameterDownload:
@@ -69,6 +75,7 @@ class ParameterDownload:
         self._waiting_for = waiting_for
         self._is_drained = is_drained
         self._newest: Optional[ParameterSet] = None
+        self._damaged = 0  # answers in a row
 
     @property
     def newest(self) -> Optional[ParameterSet]:
@@ -85,8 +92,10 @@ class ParameterDownload:
         Raises:
             Stopped: the process is to end; `newest` is what it was.
             Refused: the chief will not serve this caller (another run, another protocol version, a set that this run
-                does not publish), or its set cannot be read.
+                does not publish), or its set cannot be read, is not finite, or is of other parameters than before.
+            Crash: one answer after the other was damaged.
         """
+        superseded = 0
         while True:
             answer = self._caller.call(self._stub.Get, self._first_request(), timeout_s=CALL_TIMEOUT_S)
             manifest = answer.manifest
@@ -94,13 +103,19 @@ class ParameterDownload:
                 return manifest
             if manifest.size_bytes > MAX_SET_BYTES:
                 raise Refused(f"the chief announces parameters of {manifest.size_bytes} bytes; more than can be right")
+            if max(manifest.version, manifest.updates) >= MAX_VERSION:
+                raise Refused(f"the chief announces version {manifest.version}; more than can be right")
             data = self._collect(answer)
-            if data is None:
-                continue  # a newer version came meanwhile
+            if data is None:  # a newer version came meanwhile
+                superseded += 1
+                if superseded > MAX_SUPERSEDED and self._stopping.wait(RETRY_S):
+                    raise Stopped
+                continue
             if digest_of(data) != manifest.digest:
                 self._say_damaged("the parameters do not match their digest: fetched again", manifest.version)
                 continue
             self._newest = self._decode(manifest, data)
+            self._damaged = 0
             return manifest
 
     def _first_request(self) -> parameters_pb2.GetParametersRequest:
@@ -124,6 +139,7 @@ class ParameterDownload:
             room = manifest.size_bytes - len(parts)
             if part.data and len(part.data) <= room and google_crc32c.value(part.data) == part.crc32c:
                 parts += part.data
+                self._damaged = 0
             else:
                 self._say_damaged("a part of the parameters was damaged: fetched again", manifest.version)
             if len(parts) == manifest.size_bytes:
@@ -147,6 +163,9 @@ class ParameterDownload:
                 f"version {manifest.version} of the chief cannot be read: {error}; install the same version of shoal "
                 "on both"
             ) from None
+        why = _why_unusable(parameters, self._newest)
+        if why:
+            raise Refused(f"version {manifest.version} of the chief is not used: {why}")
         return ParameterSet(
             version=manifest.version,
             updates=manifest.updates,
@@ -156,6 +175,23 @@ class ParameterDownload:
         )
 
     def _say_damaged(self, what: str, version: int) -> None:
+        self._damaged += 1
+        if self._damaged > MAX_DAMAGED:
+            raise Crash(f"the chief's parameters were damaged {MAX_DAMAGED} times in a row: look at the chief")
         self._log.warning(what, version=version)
         if self._stopping.wait(RETRY_S):
             raise Stopped
+
+
+def _why_unusable(parameters: Mapping[str, npt.NDArray[Any]], before: Optional[ParameterSet]) -> str:
+    """Why nobody should act on a set; empty if nothing speaks against it."""
+    for name, array in parameters.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            return f"{name!r} holds values that are not finite"
+    if before is not None:
+        shapes = {name: array.shape for name, array in parameters.items()}
+        earlier = {name: array.shape for name, array in before.parameters.items()}
+        odd = [name for name in {**shapes, **earlier} if shapes.get(name) != earlier.get(name)]
+        if odd:
+            return f"{odd[0]!r} is {shapes.get(odd[0], 'missing')}, and was {earlier.get(odd[0], 'missing')} before"
+    return ""

@@ -61,11 +61,13 @@ def decode_set(data: bytes) -> Dict[str, npt.NDArray[Any]]:
     """
     try:
         tensors: Dict[str, npt.NDArray[Any]] = safetensors.numpy.load(data)
-    except safetensors.SafetensorError as error:
-        raise ValueError(f"it is no safetensors file ({error})") from None
+    except (safetensors.SafetensorError, KeyError, TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"it is no safetensors file of numpy's dtypes ({error!r})") from None
     decoded: Dict[str, npt.NDArray[Any]] = {}
     for name, tensor in tensors.items():
         if name.startswith(_BFLOAT16):
+            if tensor.dtype != np.uint16:
+                raise ValueError(f"{name!r} holds {tensor.dtype}, and not the bits of bfloat16")
             array: npt.NDArray[Any] = (tensor.astype(np.uint32) << np.uint32(16)).view(np.float32)
             decoded[name[len(_BFLOAT16) :]] = array
         else:

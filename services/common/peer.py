@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from shoal.v1 import experience_pb2
 
 PROTOCOL_VERSION = 1
+MAX_NAME_LENGTH = 128  # of peers: names are kept, logged and shown
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,9 @@ class Peer:
 
 def objection(peer: experience_pb2.Peer, run_id: str) -> str:
     """One sentence that says why a server of `run_id` refuses `peer`; empty if it does not."""
+    lengths = (len(peer.name), len(peer.run_id), len(peer.schema_digest))
+    if not peer.name.isprintable() or any(length > MAX_NAME_LENGTH for length in lengths):
+        return f"the caller's name, run or schema is not one of at most {MAX_NAME_LENGTH} printable characters"
     if peer.protocol_version != PROTOCOL_VERSION:
         return (
             f"{peer.name or 'the caller'} speaks protocol version {peer.protocol_version}, this service "

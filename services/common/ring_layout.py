@@ -59,7 +59,10 @@ class ColumnSpec:
     @property
     def row_bytes(self) -> int:
         """Bytes of one row of this column."""
-        return int(np.dtype(self.dtype).itemsize * int(np.prod(self.shape, dtype=np.int64)))
+        num_bytes: int = np.dtype(self.dtype).itemsize
+        for size in self.shape:  # in Python's integers: a product of large sizes must not wrap
+            num_bytes *= size
+        return num_bytes
 
 
 def fact_columns(schema: Schema) -> Tuple[ColumnSpec, ...]:
@@ -131,7 +134,7 @@ def read_format(folder: Path) -> RingFormat:
         raise UserError(f"{str(file)!r} is missing: {str(folder)!r} holds no ring; choose another folder") from None
     except OSError as error:
         raise UserError(f"{str(file)!r} cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise UserError(f"{str(file)!r} is damaged: it is not a ring's format; {_REMEDY}") from None
     if version != FORMAT_VERSION:
         age = "newer" if isinstance(version, int) and version > FORMAT_VERSION else "unknown"
@@ -142,7 +145,14 @@ def read_format(folder: Path) -> RingFormat:
     digest = facts.pop("digest", "")
     if digest != _digest(facts):
         raise UserError(f"{str(file)!r} is damaged: its digest does not match its content; {_REMEDY}")
-    return RingFormat(**{**facts, "schema": Schema.from_dict(facts["schema"])})
+    try:
+        ring_format = RingFormat(**{**facts, "schema": Schema.from_dict(facts["schema"])})
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{str(file)!r} is damaged: it is not a ring's format ({error}); {_REMEDY}") from None
+    whole = (ring_format.capacity, ring_format.n_step, ring_format.keys_id)
+    if not all(type(number) is int for number in whole) or min(ring_format.capacity, ring_format.n_step) < 1:
+        raise UserError(f"{str(file)!r} is damaged: its capacity and n are no numbers of at least 1; {_REMEDY}")
+    return ring_format
 
 
 _REMEDY = "restore a snapshot, or move the folder away to begin with an empty ring"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import resource
 import socket
 import threading
 import time
@@ -16,6 +17,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from services.common.call_observer import CallObserver, Observe
 from services.common.errors import UserError
 from services.common.log import Log
+from services.common.request_gate import RequestGate
 from services.common.security.transport import CALL_IN_THE_CLEAR, LISTEN_IN_THE_CLEAR, ClientSecurity, ServerSecurity
 from services.common.waits import Held
 
@@ -41,8 +43,11 @@ SERVER_OPTIONS: List[Tuple[str, int]] = [
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.max_concurrent_streams", 256),  # of one connection; further calls wait at the caller's
+    ("grpc.server_handshake_timeout_ms", 10_000),  # who connects and says nothing keeps its socket for no longer
 ]
 
+MAX_CONNECTIONS = 4096  # of a server; fewer where the process may open fewer files
 PATIENCE_S = 5.0  # of a wait before it is a warning
 
 RETRIED = (
@@ -218,12 +223,14 @@ class Server:
             UserError: the port is taken, or the address cannot be bound.
         """
         self._pool = futures.ThreadPoolExecutor(max_workers=max_workers, thread_name_prefix="rpc")
+        self._gate = RequestGate(max_workers, on_rejected)
         self._server = grpc.server(
             self._pool,
-            options=SERVER_OPTIONS,
+            options=[*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", _max_connections())],
             maximum_concurrent_rpcs=max_calls or 4 * max_workers,
             interceptors=[
-                *([CallObserver(observe)] if observe else []),  # outermost: it sees what the guard rejects too
+                self._gate,
+                *([CallObserver(observe)] if observe else []),  # it sees what the guard rejects too
                 *security.interceptors(on_rejected),
             ],
         )
@@ -251,6 +258,7 @@ class Server:
         register(servicer, self._server)
 
     def start(self) -> None:
+        self._gate.start()
         self._server.start()
         self._health.set("", health_pb2.HealthCheckResponse.SERVING)
 
@@ -258,7 +266,14 @@ class Server:
         """Refuse new calls, give those under way `grace_s`, then end them."""
         self._health.enter_graceful_shutdown()
         self._server.stop(grace_s).wait(grace_s + 2)
+        self._gate.stop()
         self._pool.shutdown(wait=False)  # gRPC leaves the threads of a pool that it was given
+
+
+def _max_connections() -> int:
+    """Connections that leave half of the files which the process may open to other ends."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return MAX_CONNECTIONS if limit == resource.RLIM_INFINITY else max(1, min(MAX_CONNECTIONS, limit // 2))
 
 
 def _is_free(host: str, port: int) -> bool:

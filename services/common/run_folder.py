@@ -75,7 +75,7 @@ class RunFolder:
         """How far the run has come; nothing done where nothing was said."""
         try:
             return Progress(**json.loads(self._progress.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError, TypeError, RecursionError):
             return Progress()
 
     def save_best(self, data: bytes, evaluation: Evaluation) -> None:

@@ -7,12 +7,13 @@ from typing import Any, Dict, List, Optional, Tuple, Union
 
 import numpy as np
 import numpy.typing as npt
+from google.protobuf.message import DecodeError
 
 from services.common.batch import Batch, DrawnKeys, Stamps
 from services.common.codec import decode_column, describe_tensor, view_tensor
 from services.common.schema import SchemaError
 from services.common.stamps_codec import PackedStamps, StampSource
-from services.common.wire import Packed, take_out
+from services.common.wire import Packed, WireError, take_out
 from shoal.v1 import replay_pb2, tensor_pb2
 
 Columns = Tuple[Tuple[str, str], ...]
@@ -97,7 +98,11 @@ def read_response(data: bytes) -> SampleAnswer:
     rest, found = take_out(data, (_ITEMS,))
     parts = found.get(_ITEMS, [])
     items = parts[0] if len(parts) == 1 else b"".join(parts)  # what came in parts is one message, by protobuf's rules
-    return SampleAnswer(replay_pb2.SampleResponse.FromString(rest), items if parts else None)
+    try:
+        response = replay_pb2.SampleResponse.FromString(rest)
+    except DecodeError as error:
+        raise WireError(f"it is no response to a Sample ({error})") from None
+    return SampleAnswer(response, items if parts else None)
 
 
 def decode_batch(items: Union[bytes, memoryview], num_items: int, source: Optional[StampSource] = None) -> Batch:
@@ -164,7 +169,10 @@ class _Fields:
 
     def _tensor(self, encoded: memoryview) -> Tuple[str, npt.NDArray[Any]]:
         rest, found = take_out(encoded, (_DATA,))
-        tensor = tensor_pb2.Tensor.FromString(rest)
+        try:
+            tensor = tensor_pb2.Tensor.FromString(rest)
+        except DecodeError as error:
+            raise WireError(f"it is no tensor ({error})") from None
         array = view_tensor(tensor, found[_DATA][-1] if _DATA in found else b"")
         if array.shape[:1] != (self._num_items,):
             raise SchemaError(

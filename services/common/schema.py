@@ -7,10 +7,20 @@ import json
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Dict, List, Tuple
+from urllib.parse import quote
 
 import numpy as np
 
 from services.common.errors import UserError
+
+# Bounds of what a stranger may ask others to make room for; a step of ten camera images has some 10 MB.
+MAX_TENSORS = 256
+MAX_NAME_BYTES = 200  # of a tensor, as a file's name holds it
+MAX_DIMENSIONS = 16
+MAX_STEP_BYTES = 256 << 20  # of all tensors of a step together
+MAX_ACTION_SIZE = 1 << 16
+MAX_SHOWN = 8  # names in a sentence
+MAX_SENTENCE = 2000  # characters
 
 DTYPES = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool")
 
@@ -30,6 +40,12 @@ class TensorSpec:
     def __post_init__(self) -> None:
         if not self.name:
             raise SchemaError("a tensor of the schema has no name")
+        if len(quote(self.name, safe="")) > MAX_NAME_BYTES:
+            raise SchemaError(f"a tensor's name is longer than {MAX_NAME_BYTES} bytes: {self.name[:40]!r}…")
+        if len(self.shape) > MAX_DIMENSIONS:
+            raise SchemaError(
+                f"tensor {self.name!r} has {len(self.shape)} dimensions; a step's have at most {MAX_DIMENSIONS}"
+            )
         if self.dtype not in DTYPES:
             raise SchemaError(f"tensor {self.name!r} has dtype {self.dtype!r}; known are {', '.join(DTYPES)}")
         if any(size < 1 for size in self.shape):
@@ -38,7 +54,10 @@ class TensorSpec:
     @property
     def num_bytes(self) -> int:
         """Bytes of one step of this tensor."""
-        return int(np.dtype(self.dtype).itemsize * int(np.prod(self.shape, dtype=np.int64)))
+        num_bytes: int = np.dtype(self.dtype).itemsize
+        for size in self.shape:  # in Python's integers: a product of hostile sizes must not wrap
+            num_bytes *= size
+        return num_bytes
 
 
 @dataclass(frozen=True)
@@ -59,6 +78,8 @@ class ActionSpec:
             raise SchemaError("an action needs bounds (low, high) or a number of discrete actions (num_actions)")
         if self.num_actions < 0:
             raise SchemaError(f"num_actions is {self.num_actions}; it must be at least 1")
+        if len(self.low) > MAX_ACTION_SIZE or len(self.high) > MAX_ACTION_SIZE:
+            raise SchemaError(f"the action has {len(self.low)} dimensions; it may have {MAX_ACTION_SIZE}")
         if len(self.low) != len(self.high):
             raise SchemaError(
                 f"the action has {len(self.low)} lower and {len(self.high)} upper bounds; they must match"
@@ -93,7 +114,12 @@ class Schema:
         if not names:
             raise SchemaError("the schema has no observation tensor; an environment must offer at least one")
         if len(set(names)) != len(names):
-            raise SchemaError(f"observation names repeat: {', '.join(names)}")
+            raise SchemaError(f"observation names repeat: {', '.join(names[:MAX_SHOWN])}")
+        if len(names) > MAX_TENSORS:
+            raise SchemaError(f"the schema has {len(names)} observation tensors; it may have {MAX_TENSORS}")
+        step_bytes = sum(spec.num_bytes for spec in self.observation)
+        if step_bytes > MAX_STEP_BYTES:
+            raise SchemaError(f"a step's observations take {step_bytes} bytes; they may take {MAX_STEP_BYTES}")
         object.__setattr__(self, "observation", tuple(sorted(self.observation, key=lambda spec: spec.name)))
 
     @cached_property
@@ -138,4 +164,9 @@ class Schema:
                 )
         if self.action != other.action:
             parts.append(f"the action is {self.action} here, {other.action} there")
-        return "; ".join(parts)
+        return _shortened("; ".join(parts))
+
+
+def _shortened(sentence: str) -> str:
+    """As much of a sentence as travels in the trailer of a call."""
+    return sentence if len(sentence) <= MAX_SENTENCE else f"{sentence[:MAX_SENTENCE]}…"

@@ -63,13 +63,18 @@ def unseal(file: Path) -> Tuple[Dict[str, npt.NDArray[Any]], Dict[str, Any]]:
         with safetensors.safe_open(str(file), framework="numpy") as stream:
             whole = stream.metadata() or {}
             tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118 (no mapping)
-    except (OSError, safetensors.SafetensorError) as error:
+    except (OSError, safetensors.SafetensorError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"it is not a whole safetensors file ({error})") from None
     if whole.get("format_version") != str(FORMAT_VERSION):
         raise ValueError(f"its format version is {whole.get('format_version')!r}, this shoal reads {FORMAT_VERSION}")
     if whole.get("digest") != _digest(tensors, whole.get("facts", "")):
         raise ValueError("its digest does not match its content")
-    facts: Dict[str, Any] = json.loads(whole["facts"])
+    try:
+        facts: Dict[str, Any] = json.loads(whole["facts"])
+    except (KeyError, RecursionError):
+        raise ValueError("it says no facts") from None
+    if not isinstance(facts, dict):
+        raise ValueError("its facts have no names")  # noqa: TRY004 (of the file's content)
     return tensors, facts
 
 

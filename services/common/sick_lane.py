@@ -41,7 +41,7 @@ def load_dump(path: Path) -> SickLane:
     try:
         columns, facts = unseal(path)
         known: Dict[str, Any] = {name: facts[name] for name in SickLane.__dataclass_fields__ if name != "columns"}
-    except (ValueError, KeyError) as error:
+        known["bad_columns"] = tuple(known["bad_columns"])
+    except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{str(path)!r} is no quarantine dump that can be read: {error}") from None
-    known["bad_columns"] = tuple(known["bad_columns"])
     return SickLane(columns=columns, **known)

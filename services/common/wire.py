@@ -65,12 +65,12 @@ def take_out(message: Union[bytes, memoryview], numbers: Sequence[int]) -> Tuple
     at, end = 0, len(view)
     while at < end:
         begin = at
-        tag, at = _read_varint(view, at)
+        tag, at = read_varint(view, at)
         number, wire_type = tag >> 3, tag & 7
         if wire_type == _VARINT:
-            _, at = _read_varint(view, at)
+            _, at = read_varint(view, at)
         elif wire_type == _LENGTH_DELIMITED:
-            size, at = _read_varint(view, at)
+            size, at = read_varint(view, at)
             at += size
             if number in numbers and at <= end:
                 found.setdefault(number, []).append(view[at - size : at])
@@ -98,8 +98,12 @@ def _varint(value: int) -> bytes:
     return bytes(encoded)
 
 
-def _read_varint(view: memoryview, at: int) -> Tuple[int, int]:
-    """The number at `at`, and where it ends."""
+def read_varint(view: memoryview, at: int) -> Tuple[int, int]:
+    """The number at `at`, and where it ends.
+
+    Raises:
+        WireError: it has no end.
+    """
     value = 0
     for place, byte in enumerate(view[at : at + _MAX_VARINT_BYTES]):
         value |= (byte & 127) << 7 * place

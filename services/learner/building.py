@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, Tuple
+from typing import TYPE_CHECKING, Callable, Optional, Tuple
 
 import numpy as np
 
@@ -17,9 +17,11 @@ from services.common.schema import Schema
 from services.common.security.transport import client_security
 from services.common.waits import Waits
 from services.learner.batch_dump import BatchDump
+from services.learner.claims import ClaimCheck, ClaimCollector
 from services.learner.joint_update import Updater
 from services.learner.nan_guard import NanGuard
 from services.learner.replay_client import ReplayClient
+from services.learner.staleness import KnownUpdates
 
 if TYPE_CHECKING:
     from services.agent.algorithm import Learner
@@ -133,3 +135,13 @@ def build_guard(
         on_stopped=on_stopped,
         chunks_of=replay.chunks_of,
     )
+
+
+def build_claim_check(config: RunConfig, history: KnownUpdates, metrics: Metrics, log: Log) -> Optional[ClaimCheck]:
+    """The check of actors' first TD errors; None where it is off, or where priorities are no TD errors alone."""
+    settings = config.learner
+    if not settings.claim_check_share or config.replay.priority_rule != "td_error":
+        return None
+    claims = ClaimCheck(history, log, share=settings.claim_check_share, max_divergence=settings.max_claim_divergence)
+    metrics.registry.register(ClaimCollector(config.run.name, claims))
+    return claims

@@ -99,7 +99,7 @@ class CheckpointFolder:
                     state=tensors,
                     generators=dict(facts.get("generators", {})),  # not kept by earlier versions of shoal
                 )
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
                 self._log.warning("a damaged checkpoint is passed over", file=str(file), reason=str(error))
         if files:
             raise UserError(f"no checkpoint in {str(self._folder)!r} is intact; restore one, or start a new run")

@@ -26,7 +26,13 @@ from services.common.run_folder import Progress, RunFolder
 from services.common.schema import Schema
 from services.common.security.transport import server_security
 from services.learner.averaged_parameters import AveragedParameters
-from services.learner.building import build_guard, build_learner, build_replay_client, check_device
+from services.learner.building import (
+    build_claim_check,
+    build_guard,
+    build_learner,
+    build_replay_client,
+    check_device,
+)
 from services.learner.checkpoint import Checkpoint, CheckpointFolder, generator_state
 from services.learner.checkpoint_metrics import CheckpointMetrics
 from services.learner.chief_metrics import WAIT_REASONS, ChiefMetrics
@@ -90,7 +96,7 @@ class Chief:
         self._metrics = Metrics("learner", run_id)
         self._waits = self._metrics.waits(WAIT_REASONS)
         self._peer = Peer(run_id, experience_pb2.ROLE_LEARNER, "learner", lifecycle.incarnation)
-        self._readers = Readers(time.monotonic, config.actor.count)
+        self._readers = Readers(time.monotonic, config.actor.count, settings.max_peers)
         self._drain = Drain(self._readers, time.monotonic, log)
         history = self._resumed.history if self._resumed else []
         last_version = history[-1].version if history else 0
@@ -241,6 +247,7 @@ class Chief:
             env_steps=lambda: self._steps.total,
             latest_evaluation=lambda: self._servicer.latest,
             max_updates=self._config.learner.max_updates,
+            claims=build_claim_check(self._config, self._store, self._metrics, self._log),
         )
         with contextlib.closing(monitor):
             self._train(learner, schema, monitor)

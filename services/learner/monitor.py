@@ -14,6 +14,7 @@ from services.agent.health import TEXTS
 from services.common.batch import Batch
 from services.common.metrics import Metrics
 from services.common.run_folder import Evaluation, Progress
+from services.learner.claims import ClaimCheck
 from services.learner.events import EventLog
 from services.learner.parameter_service import Status
 from services.learner.parameter_store import ParameterStore
@@ -38,6 +39,7 @@ class Monitor:
         env_steps: Callable[[], int],
         latest_evaluation: Callable[[], Optional[Evaluation]],
         max_updates: int,
+        claims: Optional[ClaimCheck] = None,
     ) -> None:
         self._status = status
         self._store = store
@@ -47,6 +49,7 @@ class Monitor:
         self._env_steps = env_steps
         self._latest_evaluation = latest_evaluation
         self._max_updates = max_updates
+        self._claims = claims
         self._lags: Deque[npt.NDArray[np.int64]] = deque(maxlen=LAG_WINDOW)
         self._shown_at = 0.0
         self._shown_version = 0
@@ -72,6 +75,8 @@ class Monitor:
         lag = self._store.lag(batch.policy_version, updates)
         self._lags.append(lag)
         self._lag.observe(lag)
+        if self._claims is not None:
+            self._claims.compare(batch, update.td_error, updates)
         if update.metrics:
             self._show_scalars(updates, update.metrics)
         if self._clock() - self._shown_at >= SHOW_PERIOD_S:

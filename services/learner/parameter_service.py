@@ -24,11 +24,12 @@ from services.common.staleness_log import LedgerRow
 from services.learner.drain import Drain
 from services.learner.helpers import HelperView
 from services.learner.learner_info import drain_state, helper_infos, lag_parts
-from services.learner.parameter_store import ParameterStore
+from services.learner.parameter_store import ACT, AVERAGE, LEARN, ParameterStore
 from services.learner.published_set import PublishedSet
 from services.learner.readers import FORGET_S, Question, Reader, Readers
 from shoal.v1 import experience_pb2, parameters_pb2
 
+ROLES = (ACT, LEARN, AVERAGE)
 UNHEEDED = 10  # sets in a row that a reader asked for and did not take: that is told
 LISTED_S = 60.0  # readers that were silent for longer are not listed
 
@@ -149,7 +150,8 @@ class ParameterServicer:
         """Refuse who does not belong here, and who asks for what this run does not publish."""
         peer = question.peer
         refuse(context, objection(peer, self._run_id))
-        if question.role == parameters_pb2.PARAMETER_ROLE_UNSPECIFIED:
+        refuse(context, self._readers.why_no_room(peer.name))
+        if question.role not in ROLES:
             refuse(
                 context,
                 f"{peer.name} does not say which parameters it wants; install the same version of shoal on both",
@@ -221,8 +223,10 @@ class ParameterServicer:
             return parameters_pb2.ReportEvaluationResponse(
                 reason=f"version {request.version} is not held any more: evaluate the newest"
             )
-        if not np.isfinite([request.success_rate, request.mean_return]).all():
+        if not np.isfinite([request.success_rate, request.mean_return, request.mean_episode_steps]).all():
             return parameters_pb2.ReportEvaluationResponse(reason="success rate and mean return must be finite")
+        if not -1.0 <= request.success_rate <= 1.0:  # a larger one would stay the best for ever
+            return parameters_pb2.ReportEvaluationResponse(reason="a success rate lies in 0 to 1, or is -1: none")
         evaluation = Evaluation(
             version=published.version,
             updates=published.updates,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, List, Mapping, Optional
+from typing import Any, List, Mapping, Optional, Sequence
 
 import google_crc32c
 import numpy.typing as npt
@@ -69,7 +69,7 @@ class PublishedSet:
     def data(self) -> bytes:
         """The set as it travels (safetensors); put together anew at each call."""
         self._serialize()
-        return b"".join(parameters_pb2.GetParametersResponse.FromString(answer).data for answer in self._answers)
+        return _data_of(self._answers)
 
     def answer(self, offset_bytes: int, max_bytes: int) -> bytes:
         """A serialized `GetParametersResponse` with a part of the set and its checksum.
@@ -83,7 +83,9 @@ class PublishedSet:
         if size == PART_BYTES and offset_bytes % PART_BYTES == 0:
             number = offset_bytes // PART_BYTES
             return self._answers[number] if number < len(self._answers) else b""
-        return _answer(self.data[offset_bytes : offset_bytes + size])
+        first, end = offset_bytes // PART_BYTES, (offset_bytes + size - 1) // PART_BYTES + 1
+        begin = offset_bytes - first * PART_BYTES
+        return _answer(_data_of(self._answers[first:end])[begin : begin + size])
 
     def _serialize(self) -> None:
         with self._lock:  # readers that come together wait for one of them
@@ -94,6 +96,10 @@ class PublishedSet:
             self._size_bytes = len(data)
             self._answers = [_answer(data[at : at + PART_BYTES]) for at in range(0, len(data), PART_BYTES)]
             self._parameters = None
+
+
+def _data_of(answers: Sequence[bytes]) -> bytes:
+    return b"".join(parameters_pb2.GetParametersResponse.FromString(answer).data for answer in answers)
 
 
 def _answer(part: bytes) -> bytes:

@@ -6,11 +6,14 @@ import threading
 from dataclasses import dataclass
 from typing import Callable, Dict, List, Set, Tuple, Union
 
+from services.common.peer import MAX_NAME_LENGTH
 from shoal.v1 import experience_pb2, parameters_pb2
 
 FORGET_S = 600.0  # a reader that is silent for longer is gone, and its rung is free
 MAX_QUESTIONS_PER_S = 20.0  # of all readers together for a version that there may not be; each costs about 1 ms of CPU
 MAX_SENTENCE = 300  # characters that are kept of what a reader says about itself
+NEEDED_S = 60.0  # a reader that is silent for longer makes room for a newcomer
+MAX_MISMATCHES = 4096  # that are told apart; beyond them one may be told twice
 MAX_ASK_AGAIN_S = 15.0  # beyond some hundred readers the end of training must still reach them soon
 
 Question = Union[parameters_pb2.GetManifestRequest, parameters_pb2.GetParametersRequest]
@@ -36,14 +39,36 @@ class Reader:
 class Readers:
     """The readers that were heard of lately. Thread-safe."""
 
-    def __init__(self, clock: Callable[[], float], num_actors: int) -> None:
+    def __init__(self, clock: Callable[[], float], num_actors: int, max_peers: int = 4096) -> None:
+        """Know nobody.
+
+        Args:
+            clock: monotonic seconds.
+            num_actors: rungs of the ladder.
+            max_peers: readers that are let in at once.
+        """
         self._clock = clock
         self._num_actors = num_actors
+        self._max_peers = max_peers
         self._lock = threading.Lock()
         self._readers: Dict[str, Reader] = {}
         self._rungs: Dict[str, int] = {}
         self._mismatches: Set[Tuple[str, int, int]] = set()
         self.mismatches_total = 0
+
+    def why_no_room(self, name: str) -> str:
+        """One sentence that says why a reader of this name is not let in; empty if it is."""
+        now = self._clock()
+        with self._lock:
+            if name in self._readers or len(self._readers) < self._max_peers:
+                return ""
+            oldest = min(self._readers.values(), key=lambda reader: reader.seen_at)
+            if now - oldest.seen_at > NEEDED_S:
+                self._forget(oldest.peer.name)
+                return ""
+        return (
+            f"{self._max_peers} readers fetch parameters, as many as learner.max_peers lets in: raise it, or stop some"
+        )
 
     def saw(
         self, question: Question, *, finished: bool, offered: bool = False, published_digest: str = ""
@@ -64,7 +89,7 @@ class Readers:
             peer=peer,
             role=question.role,
             version=version,
-            digest=question.running_digest,
+            digest=question.running_digest[:MAX_NAME_LENGTH],
             waiting_for=question.waiting_for[:MAX_SENTENCE],
             digest_differs=bool(version and published_digest and question.running_digest != published_digest),
             seen_at=now,
@@ -83,6 +108,8 @@ class Readers:
             self._forget_silent(now)
             key = (peer.name, peer.incarnation, version)
             is_new = reader.digest_differs and key not in self._mismatches
+            if len(self._mismatches) >= MAX_MISMATCHES:
+                self._mismatches.clear()
             if is_new:
                 self._mismatches.add(key)
                 self.mismatches_total += 1
@@ -90,9 +117,12 @@ class Readers:
 
     def _forget_silent(self, now: float) -> None:
         for name in [name for name, one in self._readers.items() if now - one.seen_at > FORGET_S]:
-            del self._readers[name]
-            self._rungs.pop(name, None)
-            self._mismatches = {key for key in self._mismatches if key[0] != name}
+            self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        del self._readers[name]
+        self._rungs.pop(name, None)
+        self._mismatches = {key for key in self._mismatches if key[0] != name}
 
     def lease_rung(self, name: str) -> int:
         """The ladder's rung of actor `name`: the same in each of its lives, shared once all are taken.

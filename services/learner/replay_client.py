@@ -12,17 +12,18 @@ import numpy.typing as npt
 
 from services.common.batch import Batch
 from services.common.codec import decode_schema
-from services.common.errors import UserError
+from services.common.errors import Crash, UserError
 from services.common.lifecycle import Lifecycle
 from services.common.log import Log
 from services.common.peer import Peer
 from services.common.round_trip import RoundTrips
 from services.common.rpc import Caller, Refused, Stopped, Unavailable, call_once
-from services.common.sample_codec import SampleAnswer, decode_batch, decode_drawn, read_response
-from services.common.schema import Schema
+from services.common.sample_codec import decode_batch, decode_drawn, read_response
+from services.common.schema import Schema, SchemaError
 from services.common.security.transport import CALL_IN_THE_CLEAR, ClientSecurity
 from services.common.stamps_codec import StampSource
 from services.common.waits import Waits
+from services.common.wire import WireError
 from services.learner.batch_queue import BatchQueue
 from services.learner.ring_rows import RingRows, attach
 from shoal.v1 import replay_pb2, replay_pb2_grpc
@@ -94,11 +95,11 @@ class ReplayClient:
         """
         self._caller = Caller("replay", address, lifecycle.stopping, log, security=security)
         self._stub = replay_pb2_grpc.ReplayServiceStub(self._caller.channel)
-        # As the stub's, but the rows stay in the bytes that came.
-        self._sample: Callable[..., SampleAnswer] = self._caller.channel.unary_unary(
+        # As the stub's, but the answer stays in the bytes that came.
+        self._sample: Callable[..., bytes] = self._caller.channel.unary_unary(
             SAMPLE_METHOD,
             request_serializer=replay_pb2.SampleRequest.SerializeToString,
-            response_deserializer=read_response,
+            response_deserializer=bytes,  # which copies nothing
         )
         self._peer = peer
         self._batch_size = batch_size
@@ -125,7 +126,7 @@ class ReplayClient:
         self._waits = waits or Waits(WAIT_REASONS)
         self._trips = RoundTrips()
         self._names: Tuple[int, Tuple[str, ...]] = (0, ())  # of actors, and the table whose they are
-        self._digest = ""  # of the schema, once it is known
+        self._schema: Optional[Schema] = None  # once it is known
 
     @property
     def waiting_for(self) -> str:
@@ -137,6 +138,10 @@ class ReplayClient:
         """Seconds for which the caller of `next` or `wait_for_schema` has waited; 0 if nobody waits."""
         since_s = self._waiting_since_s
         return time.monotonic() - since_s if since_s is not None else 0.0
+
+    @property
+    def _digest(self) -> str:
+        return self._schema.digest if self._schema is not None else ""
 
     @property
     def depth(self) -> int:
@@ -193,7 +198,7 @@ class ReplayClient:
         Raises:
             UserError: the ring must be mapped and cannot be.
         """
-        self._digest = schema.digest
+        self._schema = schema
         self._batches_of_rows = min(self._batches_per_sample, batches_in(MAX_ROW_BYTES, self._batch_size, schema))
         self._max_waiting = batches_in(MAX_WAITING_BYTES, self._batch_size, schema)
         self._attach(None)
@@ -284,6 +289,8 @@ class ReplayClient:
                     left -= len(drawn)
             except Stopped:
                 return
+            except (WireError, SchemaError) as error:
+                raise Crash(f"the replay's answer to a Sample is none: {error}") from None
             finally:
                 self._count_call(-1)
                 self._queue.release(left)
@@ -317,8 +324,9 @@ class ReplayClient:
             draining=self._is_draining(),
         )
         sent_s = time.monotonic()
-        answer = self._caller.call(self._sample, request, timeout_s=SAMPLE_WAIT_S + CALL_MARGIN_S)
+        data = self._caller.call(self._sample, request, timeout_s=SAMPLE_WAIT_S + CALL_MARGIN_S)
         arrived_s = time.monotonic()
+        answer = read_response(data)
         response = answer.response
         if response.status == replay_pb2.SAMPLE_STATUS_UNPROVEN:
             self._attach(ring)
@@ -331,21 +339,37 @@ class ReplayClient:
             names = tuple(response.actor_names)
             self._names = (response.table_id, names)
         source, half_trip_s = StampSource(response.sampling_version, names), self._trips.half_s
-        for rows in self._rows_of(answer.items, response.num_items, ring, source):
+        for rows in self._rows_of(answer.items, num_batches, response.num_items, ring, source):
             batches = rows.split(self._batch_size)
             yield [DrawnBatch(batch, response.table_id, arrived_s, half_trip_s) for batch in batches]
 
     def _rows_of(
-        self, items: Union[bytes, memoryview], num_items: int, ring: Optional[RingRows], source: StampSource
+        self,
+        items: Union[bytes, memoryview],
+        num_batches: int,
+        num_items: int,
+        ring: Optional[RingRows],
+        source: StampSource,
     ) -> Iterator[Batch]:
         if ring is None:
-            yield decode_batch(items, num_items, source)
+            batch = decode_batch(items, num_items, source)
+            self._check_number(len(batch), num_batches)
+            if self._schema is not None:
+                batch.check(self._schema)
+            yield batch
             return
-        for keys in decode_drawn(items, source).split(self._batches_of_rows * self._batch_size):
+        drawn = decode_drawn(items, source)
+        self._check_number(len(drawn.keys), num_batches)
+        for keys in drawn.split(self._batches_of_rows * self._batch_size):
             self._wait_for_memory()
             rows = ring.gather(keys, num_items)
             if rows is not None:
                 yield rows
+
+    def _check_number(self, drawn: int, num_batches: int) -> None:
+        """Refuse more or fewer items than there is room for in the queue."""
+        if drawn != num_batches * self._batch_size:
+            raise SchemaError(f"{num_batches} batches of {self._batch_size} items were asked for, and {drawn} came")
 
     def _wait_for_memory(self) -> None:
         """Wait until no more rows lie in the queue than it is to hold.

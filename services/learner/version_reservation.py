@@ -29,7 +29,7 @@ class VersionReservation:
         if file.exists():
             try:
                 self._reserved = int(json.loads(file.read_text(encoding="utf-8"))["reserved"])
-            except (OSError, ValueError, KeyError, TypeError) as error:
+            except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
                 raise UserError(
                     f"the version reservation {str(file)!r} cannot be read ({error!r}); restore it, or start a new run"
                 ) from None

@@ -236,6 +236,7 @@ def table_settings(config: RunConfig, capacity: int) -> TableSettings:
         max_num_batches=learner.batches_per_sample,
         max_waiting_inserts=MAX_WORKERS // 2,
         max_actor_silence_s=replay.max_actor_silence_s,
+        max_peers=replay.max_peers,
         with_moments=config.normalization.observations,
         seed=config.run.seed,
     )

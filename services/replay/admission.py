@@ -5,16 +5,19 @@ from __future__ import annotations
 import enum
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Deque, Dict, List, Tuple
+from typing import Deque, Dict, List, Optional, Tuple
 
 import numpy as np
 import numpy.typing as npt
 
 from services.common.chunk import ActorCounters, Chunk
+from services.common.errors import UserError
 
 MAX_SENTENCE = 300  # characters of what an actor says that are kept
 WORD_LASTS_S = 10.0  # an actor that waits says so again sooner
 MAX_FENCED = 1024  # lives of one actor that are remembered as over
+MAX_LANE_GROUPS = 64  # of one life of an actor
+MAX_LANES = 65_536  # of them together: each takes room for its open windows
 
 
 class InsertStatus(enum.IntEnum):
@@ -27,6 +30,10 @@ class InsertStatus(enum.IntEnum):
     NEED_SCHEMA = 5
     REFUSED = 6
     FENCED = 7
+
+
+class TooManyPeers(UserError):
+    """As many actors as are let in have introduced themselves; the message says what to change."""
 
 
 @dataclass
@@ -86,8 +93,15 @@ class Admission:
     of a replay that came back older than it was (a snapshot, a crash of the machine), above what it knows.
     """
 
-    def __init__(self, n_step: int) -> None:
+    def __init__(self, n_step: int, max_peers: int = 4096) -> None:
+        """Know nobody.
+
+        Args:
+            n_step: of the table.
+            max_peers: names of actors that are remembered; each is for good, since rows and counts bear it.
+        """
         self._n_step = n_step
+        self._max_peers = max_peers
         self.actors: Dict[str, ActorRecord] = {}
         self.names: List[str] = []  # by index
         self._name_table: Tuple[str, ...] = ()
@@ -108,9 +122,13 @@ class Admission:
         if fenced:
             return Verdict(InsertStatus.FENCED, fenced, 0)
         record = self.actors.get(actor)
-        group = None
+        group, groups = None, {}
         if record is not None and record.incarnation == incarnation:
-            group = record.groups.get(chunk.lane_group)
+            groups = record.groups
+            group = groups.get(chunk.lane_group)
+        reason = self._why_no_room(groups, group, chunk, actor)
+        if reason:
+            return Verdict(InsertStatus.REFUSED, reason, chunk.sequence)
         if group is None:
             return Verdict(InsertStatus.APPLIED, "", chunk.sequence)
         status, reason = self._compare(group, chunk, f"lane group {chunk.lane_group} of actor {actor!r}")
@@ -131,6 +149,25 @@ class Admission:
         record = self.actors.get(actor)
         if record is not None and record.incarnation == incarnation:
             record.wait(sentence, now_s)
+
+    def why_no_peer(self, actor: str) -> str:
+        """One sentence that says why an actor of this name is not let in; empty if it is."""
+        if actor in self.actors or len(self.actors) < self._max_peers:
+            return ""
+        return (
+            f"{self._max_peers} actors have introduced themselves, as many as replay.max_peers lets in: raise it, or "
+            "give actors names that last (actor.index or actor.name), for each new name counts"
+        )
+
+    @staticmethod
+    def _why_no_room(groups: Dict[int, LaneGroup], group: Optional[LaneGroup], chunk: Chunk, actor: str) -> str:
+        if group is None and len(groups) >= MAX_LANE_GROUPS:
+            return f"actor {actor!r} sends a lane group beyond the {MAX_LANE_GROUPS} that an actor may have"
+        if chunk.num_steps and (group is None or not group.num_lanes):
+            lanes = chunk.num_lanes + sum(known.num_lanes for known in groups.values())
+            if lanes > MAX_LANES:
+                return f"actor {actor!r} would have {lanes} lanes; an actor may have {MAX_LANES}"
+        return ""
 
     @staticmethod
     def _compare(group: LaneGroup, chunk: Chunk, where: str) -> Tuple[InsertStatus, str]:

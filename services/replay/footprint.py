@@ -15,6 +15,10 @@ LOG_BYTES_PER_ROW = 4  # of chunks with some 70 rows; larger ones take less
 LOG_BYTES = 2 * SEGMENT_BYTES  # the segment that is being written, and the one before it
 
 
+class TableTooLarge(UserError):
+    """There is no room for a table of this schema: that of another caller may fit."""
+
+
 def row_bytes(schema: Schema) -> int:
     """Bytes of one row in all columns."""
     return sum(spec.row_bytes for spec in all_columns(schema))
@@ -35,10 +39,10 @@ def rows_for(budget_bytes: int, schema: Schema) -> int:
     """The most rows whose `total_bytes` fit into the budget.
 
     Raises:
-        UserError: not even one does.
+        TableTooLarge: not even one does.
     """
     if total_bytes(1, schema) > budget_bytes:
-        raise UserError(
+        raise TableTooLarge(
             f"replay.memory = {budget_bytes} bytes holds not one row ({row_bytes(schema)} bytes, and {LOG_BYTES} for "
             "the log); raise it"
         )
@@ -64,11 +68,11 @@ def refuse_more_than_memory(rows: int, takes_bytes: int) -> None:
     """Refuse a table that the machine cannot hold: taken row by row, it would end the process when nobody looks.
 
     Raises:
-        UserError: it takes more memory than there is.
+        TableTooLarge: it takes more memory than there is.
     """
     has = available_memory_bytes()
     if takes_bytes > has:
-        raise UserError(
+        raise TableTooLarge(
             f"the table of {rows} rows takes {in_words(takes_bytes)}, and this machine has {in_words(has)} of memory "
             "left: lower replay.capacity, or set replay.data_dir to have the ring on a disk"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Set, Tuple
@@ -16,6 +17,9 @@ from services.replay.admission import ActorRecord, Admission, LaneGroup, settled
 from services.replay.chunk_log import Segment, segments_in
 from services.replay.records import CHUNK_DTYPE, Counts, Parsed, Record, RecordKind
 from services.replay.version_history import VersionHistory
+
+# What the reading of numbers, names and JSON raises where they are not what they should be.
+_NONSENSE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, struct.error)
 
 
 class Life(NamedTuple):
@@ -95,13 +99,31 @@ def read_history(folder: Path, n_step: int, now_s: float, *, strict: bool) -> Hi
         UserError: a segment is missing or damaged; the message names it.
     """
     segments = segments_in(folder)
-    parsed = [records.parse(segment.file.read_bytes()) for segment in segments]
+    parsed = [_parsed(segment) for segment in segments]
     leftovers = []
     if len(segments) > 1 and not parsed[-1].records:
         leftovers.append(segments.pop().file)
         parsed.pop()
     if not segments:
         raise damaged(folder / "00000000.log", "it is missing")
+    try:
+        return _read(segments, parsed, leftovers, n_step, now_s, strict=strict)
+    except _NONSENSE as error:  # a checksum is no signature: what bears the right one may still hold anything
+        raise damaged(folder, f"its records are whole and make no sense ({error!r})") from None
+
+
+def _parsed(segment: Segment) -> Parsed:
+    try:
+        return records.parse(segment.file.read_bytes())
+    except FileNotFoundError:
+        raise  # of a ring in use: whoever looks on looks again
+    except OSError as error:
+        raise damaged(segment.file, f"it cannot be read: {error.strerror}") from None
+
+
+def _read(
+    segments: List[Segment], parsed: List[Parsed], leftovers: List[Path], n_step: int, now_s: float, *, strict: bool
+) -> History:
     stretches = _stretches(segments, parsed, strict=strict)
     counts = records.counts_of((stretches[-1].records or [stretches[-1].summary])[-1])
     history = History(

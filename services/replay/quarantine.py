@@ -15,6 +15,13 @@ from services.replay.ring import Ring
 
 MAX_LANES = 8  # of one chunk that are described
 MAX_STEPS = 64  # of a sick lane that are described, the last of them the bad one
+MAX_REWARD = 1e30  # beyond it the return of an item could be more than float32 holds
+
+
+def _bad_rewards(reward: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
+    """Where rewards of any shape are not finite, or so large that their sum might not be."""
+    bad: npt.NDArray[np.bool_] = ~(np.abs(reward) <= MAX_REWARD)  # which NaN is not
+    return bad
 
 
 def _bad_rows(column: npt.NDArray[Any], num_leading: int) -> npt.NDArray[np.bool_]:
@@ -30,14 +37,15 @@ def _bad_rows(column: npt.NDArray[Any], num_leading: int) -> npt.NDArray[np.bool
 
 
 def non_finite_lanes(chunk: Chunk) -> npt.NDArray[np.bool_]:
-    """Lanes <bool>[B] of which an observation, or the action or reward of a step, is not finite.
+    """Lanes <bool>[B] of which an observation, or the action or reward of a step, is not finite (or absurd).
 
     Reward and action of a row that is no step are junk by contract and are not looked at.
     """
-    columns = [chunk.action, chunk.reward, *chunk.observation.values(), *chunk.final.observation.values()]
-    if all(column.dtype.kind != "f" or np.isfinite(column).all() for column in columns):
+    columns = [chunk.action, *chunk.observation.values(), *chunk.final.observation.values()]
+    bad = _bad_rewards(chunk.reward)
+    if not bad.any() and all(column.dtype.kind != "f" or np.isfinite(column).all() for column in columns):
         return np.zeros(chunk.num_lanes, np.bool_)
-    bad = _bad_rows(chunk.action, 2) | _bad_rows(chunk.reward, 2)
+    bad |= _bad_rows(chunk.action, 2)
     bad &= (chunk.flags & VALID) != 0
     for column in chunk.observation.values():
         bad |= _bad_rows(column, 2)
@@ -149,11 +157,11 @@ def _bad_columns(chunk: Chunk, lane: int, final: npt.NDArray[np.int64]) -> Dict[
     """Names of the columns that are not finite, by step of the chunk; `final` are the lane's final observations."""
     found: Dict[int, List[str]] = {}
     valid = (chunk.flags[:, lane] & VALID) != 0
-    looked_at = {"action": (chunk.action, valid), "reward": (chunk.reward, valid)}
+    bad = {"action": _bad_rows(chunk.action[:, lane], 1) & valid, "reward": _bad_rewards(chunk.reward[:, lane]) & valid}
     for name, column in chunk.observation.items():
-        looked_at[f"observation.{name}"] = (column, np.ones_like(valid))
-    for name, (column, counts) in looked_at.items():
-        for t in np.flatnonzero(_bad_rows(column[:, lane], 1) & counts):
+        bad[f"observation.{name}"] = _bad_rows(column[:, lane], 1)
+    for name, rows in bad.items():
+        for t in np.flatnonzero(rows):
             found.setdefault(int(t), []).append(name)
     for name, column in chunk.final.observation.items():
         for index in final[_bad_rows(column[final], 1)]:

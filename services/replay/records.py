@@ -70,6 +70,9 @@ class RecordKind(enum.IntEnum):
     VERSION = 7  # the chief's newest version and its updates; one below its forerunner begins another history
 
 
+_KINDS = frozenset(RecordKind)
+
+
 @dataclass(frozen=True)
 class Counts:
     """The counters as they stood after an event."""
@@ -232,6 +235,8 @@ def parse(data: bytes) -> Parsed:
             torn = not data[reach:].strip(b"\0")
             fault = None if torn else f"the record at byte {offset} does not match its CRC32C"
             return Parsed(records, offset, torn, fault)
+        if kind not in _KINDS:
+            return Parsed(records, offset, False, f"the record at byte {offset} is of the unknown kind {kind}")
         records.append(Record(RecordKind(kind), data[offset + HEADER.size : offset + length]))
         offset += length
     if data[offset:].strip(b"\0"):

@@ -8,7 +8,8 @@ from typing import Optional
 from services.common.chunk import Chunk
 from services.replay.table_info import TableSettings
 
-WORDS = ("too_large", "too_many_steps", "version_ahead")
+TOO_MANY_PEERS = "too_many_peers"
+WORDS = ("too_large", "too_many_steps", "version_ahead", TOO_MANY_PEERS)
 
 
 @dataclass(frozen=True)

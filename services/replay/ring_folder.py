@@ -35,7 +35,7 @@ from services.common.ring_layout import (
 )
 from services.common.schema import Schema
 from services.replay.chunk_log import SEGMENT_BYTES, ChunkLog
-from services.replay.footprint import column_bytes, in_words
+from services.replay.footprint import TableTooLarge, column_bytes, in_words
 
 LOCK_PATIENCE_S = 1.0  # a process that was killed holds its lock until the kernel has taken it down
 POPULATE_WRITE = 23  # madvise: take the pages in, writable, and change nothing (Linux 5.14)
@@ -272,7 +272,7 @@ def _check_space(folder: Path, ring_format: RingFormat) -> None:
     """Refuse a file system that is too small before it is filled up.
 
     Raises:
-        UserError: it is.
+        TableTooLarge: it is.
     """
     need = column_bytes(*_size(ring_format)) + SEGMENT_BYTES
     stats = os.statvfs(folder)
@@ -282,7 +282,7 @@ def _check_space(folder: Path, ring_format: RingFormat) -> None:
     advice = "free some space, lower replay.capacity or replay.memory, or choose another replay.data_dir"
     if str(folder.resolve()).startswith("/dev/shm/"):  # noqa: S108 (named, not written to)
         advice = f"a container's /dev/shm is small unless it is started with --shm-size; {advice}"
-    raise UserError(
+    raise TableTooLarge(
         f"the ring of {ring_format.capacity} rows takes {in_words(need)}, and {str(folder.parent)!r} has "
         f"{in_words(free)} left: {advice}"
     )

@@ -28,6 +28,7 @@ from services.replay.version_history import VersionHistory
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
+MAX_TIMES = 2**31 - 1  # draws of an item that are counted: what the ring's column holds
 SELECTORS = ("prioritized", "uniform", "fifo")
 
 
@@ -229,7 +230,7 @@ class Sampler:
         if not self._limit:
             slots = self.tree.draw_stratified(rng, num_batches, batch_size).reshape(-1)
             before = column[slots].astype(np.int64)
-            times = before + occurrence(slots)
+            times = np.minimum(before + occurrence(slots), MAX_TIMES)  # what the column holds
             column[slots] = times  # of a slot that was drawn twice the last counts
         else:
             slots = self._draw_limited(rng, num_batches, batch_size)

@@ -30,16 +30,19 @@ from services.common.waits import Waits
 from services.replay.admission import InsertStatus
 from services.replay.answers import fill_info, inspected_item, priority_result, sample_response, unproven_response
 from services.replay.chunk_log import RingBroken
+from services.replay.footprint import TableTooLarge
 from services.replay.priorities import PriorityOutcome
 from services.replay.quarantine_dump import QuarantineDump
 from services.replay.quarantine_log import QuarantineLog
-from services.replay.table import InspectOrder, Table
+from services.replay.table import InspectOrder, Table, TooManyPeers
 from services.replay.table_info import InsertResult
 from services.replay.waiting import REASONS, SAMPLE_MIN_SIZE
 from shoal.v1 import experience_pb2, replay_pb2, replay_pb2_grpc
 
 MAX_WAIT_S = 10.0  # however long a caller would wait, a thread is not held for longer
 UNUSUAL = (InsertStatus.REFUSED, InsertStatus.FENCED)
+MAX_UPDATES = 1 << 20  # priorities of one call; the table is locked while they are applied
+MAX_INSPECTED = 1 << 20  # items of one answer
 NO_ACTOR_YET = "no actor has introduced itself yet, so there is nothing to sample"
 
 
@@ -110,7 +113,7 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
             table = self._table_for(request)
             if table is None:
                 return self._insert_response(InsertResult(InsertStatus.NEED_SCHEMA, "send the schema", 0), began_s)
-            chunk = decode_chunk(request.chunk)
+            chunk = decode_chunk(request.chunk, table.schema)
             chunk.check(table.schema)
         except ChecksumError as error:
             self._on_damaged()
@@ -119,13 +122,18 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         except SchemaError as error:
             self._log.warning("a chunk is refused", chunk=_id_of(request), reason=str(error))
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the chunk is refused: {error}")
+        except TableTooLarge as error:
+            self._log.error("no table is made for the first actor", actor=request.peer.name, reason=str(error))
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         except UserError as error:
             self._give_up(error, context)
-        max_wait_s = min(request.max_wait_seconds, MAX_WAIT_S)
+        max_wait_s = bounded_wait(request.max_wait_seconds)
         try:
             result = table.insert(request.peer.name, request.peer.incarnation, chunk, max_wait_s=max_wait_s)
         except RingBroken as error:
             self._give_up(error, context)
+        except TooManyPeers as error:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         self._say(result, request)
         if result.status is InsertStatus.APPLIED and chunk.num_steps:
             self._quarantine_log.note(request.peer.name, request.peer.incarnation, chunk, result.quarantined_lanes)
@@ -158,7 +166,7 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
     def sample_packed(self, request: replay_pb2.SampleRequest, context: grpc.ServicerContext) -> bytes:
         """Carry out `Sample`; returns its response encoded, which spares its rows the way through a message."""
         refuse(context, objection(request.peer, self._run_id))
-        max_wait_s = min(request.max_wait_seconds, MAX_WAIT_S)
+        max_wait_s = bounded_wait(request.max_wait_seconds)
         began = time.monotonic()
         table = self._wait_for_table(max_wait_s)
         if table is None:
@@ -228,9 +236,13 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         if request.one:
             item = table.item(request.key)
             return replay_pb2.InspectResponse(items=[inspected_item(item)] if item else [])
-        order = InspectOrder(request.order or replay_pb2.INSPECT_ORDER_HIGHEST_PRIORITY)
+        try:
+            order = InspectOrder(request.order or replay_pb2.INSPECT_ORDER_HIGHEST_PRIORITY)
+        except ValueError:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"there is no order of items with number {request.order}")
+        max_items = min(request.max_items, MAX_INSPECTED)
         return replay_pb2.InspectResponse(
-            items=[inspected_item(item) for item in table.inspect(order, request.max_items, request.actor)],
+            items=[inspected_item(item) for item in table.inspect(order, max_items, request.actor)],
             histograms=[
                 replay_pb2.Histogram(name=h.name, edges=h.edges, counts=h.counts.tolist()) for h in table.histograms()
             ],
@@ -242,6 +254,8 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         refuse(context, objection(request.peer, self._run_id))
         if self._table is None:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "no actor has introduced itself yet: nothing to copy")
+        if not request.folder or "\0" in request.folder:
+            refuse(context, f"{request.folder!r} is no name of a folder that a snapshot could be written to")
         try:
             copied = self._table.snapshot(Path(request.folder))
         except UserError as error:
@@ -309,8 +323,11 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
     def _apply_priorities(
         self, table: Table, updates: replay_pb2.PriorityUpdates, context: grpc.ServicerContext
     ) -> PriorityOutcome:
+        count = len(updates.keys) // 8
+        if count > MAX_UPDATES:
+            sentence = f"{count} priorities came in one call; it may bring {MAX_UPDATES}"
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, sentence)
         try:
-            count = len(updates.keys) // 8
             keys = decode_column("priorities.keys", updates.keys, "int64", (count,))
             td_error = decode_column("priorities.td_error", updates.td_error, "float64", (count,))
         except SchemaError as error:
@@ -336,6 +353,11 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
 def _id_of(request: replay_pb2.InsertRequest) -> str:
     chunk = request.chunk
     return chunk_id(request.peer.name, request.peer.incarnation, chunk.sequence, chunk.lane_group)
+
+
+def bounded_wait(wanted_s: float) -> float:
+    """How long a caller who would wait for `wanted_s` is held, in [0, MAX_WAIT_S]; NaN is no time at all."""
+    return min(max(0.0, wanted_s), MAX_WAIT_S)  # max takes NaN for 0 in this order
 
 
 def _proves_same_host(nonce: str, table: Table) -> bool:

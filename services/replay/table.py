@@ -18,7 +18,7 @@ from services.common.errors import UserError
 from services.common.moments import Moments
 from services.common.schema import Schema
 from services.common.waits import Waits
-from services.replay.admission import ActorRecord, Admission, InsertStatus
+from services.replay.admission import ActorRecord, Admission, InsertStatus, TooManyPeers
 from services.replay.inspection import InspectOrder, describe_item, find_items, histograms
 from services.replay.item_store import Intake, ItemStore
 from services.replay.items import StepOutcome
@@ -27,7 +27,7 @@ from services.replay.lives import Lives
 from services.replay.priorities import PriorityOutcome
 from services.replay.quarantine import describe_lanes, non_finite_lanes, without_lanes
 from services.replay.rate_limiter import make_limiter
-from services.replay.refusal import Refusal, why_refused
+from services.replay.refusal import TOO_MANY_PEERS, Refusal, why_refused
 from services.replay.ring import in_memory
 from services.replay.ring_folder import RingFolder
 from services.replay.snapshot import Copied, Snapshots
@@ -44,7 +44,7 @@ from services.replay.table_view import ChunkCounts, PrioritySpread, check_window
 from services.replay.version_history import VersionHistory
 from services.replay.waiting import INSERT_LIMITER, SAMPLE_LIMITER, SAMPLE_MIN_SIZE, WaitingRoom
 
-__all__ = ["InsertStatus", "InspectOrder", "SampleStatus", "Table", "TableSettings"]
+__all__ = ["InsertStatus", "InspectOrder", "SampleStatus", "Table", "TableSettings", "TooManyPeers"]
 
 RETRY_AFTER_S = 0.5  # asked of a caller who was turned away without waiting
 
@@ -96,7 +96,7 @@ class Table:
             with_moments=settings.with_moments,
         )
         self._limiter = make_limiter(settings)
-        self._admission = Admission(settings.n_step)
+        self._admission = Admission(settings.n_step, settings.max_peers)
         self._journal = Journal()
         self._rng = np.random.default_rng(settings.seed)
         self._clock = clock
@@ -138,6 +138,9 @@ class Table:
             incarnation: random id of its life.
             chunk: columns that fit the schema.
             max_wait_s: how long the rate limiter may hold the call before it answers BLOCKED.
+
+        Raises:
+            TooManyPeers: as many actors as are let in have introduced themselves, and this is another.
         """
         refusal = why_refused(chunk, self.settings, self.newest_version)
         lanes = non_finite_lanes(chunk) if chunk.num_steps > 0 else np.zeros(0, np.bool_)
@@ -179,6 +182,10 @@ class Table:
         self, actor: str, incarnation: int, chunk: Chunk, refusal: Optional[Refusal]
     ) -> Optional[InsertResult]:
         """The answer to a chunk that must not be applied now; None: it may be."""
+        stranger = self._admission.why_no_peer(actor)
+        if stranger:
+            self._counts.refused_chunks[TOO_MANY_PEERS] += 1
+            raise TooManyPeers(stranger)
         verdict = self._admission.judge(actor, incarnation, chunk)
         if verdict.status is not InsertStatus.APPLIED:
             return InsertResult(verdict.status, verdict.reason, verdict.next_sequence)

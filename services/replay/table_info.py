@@ -36,6 +36,7 @@ class TableSettings:
     max_waiting_inserts: int = 64  # further ones are turned away at once
     max_version_lead: int = 10_000  # versions that a step may be ahead of the newest that was heard of
     max_actor_silence_s: float = 60.0  # after it an actor's open windows are closed
+    max_peers: int = 4096  # names of actors that are let in
     with_moments: bool = False  # whether moments of observations are kept
     seed: int = 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
@@ -12,6 +13,7 @@ from services.replay.table_info import WaiterInfo
 
 INSERT_LIMITER, SAMPLE_LIMITER, SAMPLE_MIN_SIZE = REASONS = ("insert_limiter", "sample_limiter", "sample_min_size")
 SAME_WAIT_S = 5.0  # who leaves without success and comes back so soon has waited all the time
+MAX_KEPT = 4096  # places of callers who left; the oldest are forgotten, and stand at the end if they come again
 
 Place = Tuple[int, int]  # (round, ticket): lower goes first
 
@@ -49,7 +51,7 @@ class WaitingRoom:
         self._clock = clock
         self._waits = waits or Waits(REASONS, clock)
         self._lines: Dict[str, List[_Waiter]] = {}
-        self._kept: Dict[Tuple[str, str], _Kept] = {}  # of those who left without success, by call and peer
+        self._kept: OrderedDict[Tuple[str, str], _Kept] = OrderedDict()  # of who left without success, by call and peer
         self._tickets = 0
         self._interruption = ""  # why nobody may wait any more; empty while all is well
 
@@ -126,6 +128,8 @@ class WaitingRoom:
         if other is not None:
             place, since_s = min(place, other.place), min(since_s, other.since_s)
         self._kept[key] = _Kept(place, since_s, self._clock())
+        if len(self._kept) > MAX_KEPT:
+            self._kept.popitem(last=False)
 
     def _stay(
         self,

@@ -52,6 +52,8 @@ class ReplaySection(Section):
     """Items in the table before the first draw."""
     max_actor_silence_s: float = Field(30.0, gt=0)
     """An actor silent for longer is taken for dead: its open windows are closed."""
+    max_peers: Annotated[Count, Field(ge=1, le=65_536)] = 4096
+    """Names of actors that are let in over the ring's life; more are refused."""
     dump_dir: str = ""
     """Folder for lanes with values that are not finite. Empty: none, and under `shoal up` one in the run's folder."""
     max_dumps: Annotated[Count, Field(ge=0, le=100_000)] = 100

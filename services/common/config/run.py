@@ -96,6 +96,12 @@ class LearnerSection(Section):
     """torch device: cpu, cuda, or cuda:N."""
     torch_threads: Annotated[Count, Field(ge=1)] = 1
     """Threads of torch; one where processes share cores."""
+    max_peers: Annotated[Count, Field(ge=1, le=65_536)] = 4096
+    """Readers of parameters that are let in at once; more are refused."""
+    claim_check_share: float = Field(0.1, ge=0, le=1)
+    """Share of updates in which actors' first TD errors are compared with the learner's own; 0: none."""
+    max_claim_divergence: float = Field(16.0, gt=1)
+    """An actor whose first TD errors are typically off by more than this factor is named."""
 
     @property
     def listens_at(self) -> str:

@@ -105,7 +105,7 @@ class Guard(grpc.ServerInterceptor):  # type: ignore[type-arg]  # not generic at
                 self._on_rejected("false_peer")
                 context.abort(
                     grpc.StatusCode.PERMISSION_DENIED,
-                    f"a token of {role} came with a peer of role {experience_pb2.Role.Name(request.peer.role)}: "
+                    f"a token of {role} came with a peer of role {_name_of(request.peer.role)}: "
                     "give each process the token of its own role",
                 )
             return answer(request, context)
@@ -117,13 +117,18 @@ class Guard(grpc.ServerInterceptor):  # type: ignore[type-arg]  # not generic at
         )
 
 
-def _refusing(code: grpc.StatusCode, sentence: str) -> Any:
-    """A handler that does not even parse the request."""
+def _name_of(role: int) -> str:
+    known = {value.number: value.name for value in experience_pb2.Role.DESCRIPTOR.values}
+    return known.get(role, f"number {role}, which there is not")
 
-    def refuse(_request: bytes, context: grpc.ServicerContext) -> None:
+
+def _refusing(code: grpc.StatusCode, sentence: str) -> Any:
+    """A handler that does not even receive the request: a stream of requests is read by its handler alone."""
+
+    def refuse(_requests: Any, context: grpc.ServicerContext) -> None:
         context.abort(code, sentence)
 
-    return grpc.unary_unary_rpc_method_handler(refuse)
+    return grpc.stream_unary_rpc_method_handler(refuse)
 
 
 class TokenBearer(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]  # not generic at run time

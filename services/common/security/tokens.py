@@ -156,7 +156,8 @@ def parse_book(text: str, file: Path) -> List[Tuple[str, str]]:
     pairs: List[Tuple[str, str]] = []
     for role, digests in book.items():
         if role not in ROLES:
-            raise UserError(f"{what} has an unknown role {role!r}; roles are {', '.join(ROLES)}")
+            shown = repr(role) if role.isalpha() else "that may be a token and is not shown"  # in any log
+            raise UserError(f"{what} has an unknown role {shown}; roles are {', '.join(ROLES)}")
         if not isinstance(digests, list) or not all(_is_digest(digest) for digest in digests):
             raise UserError(f"{what}: {role} must be a list of SHA-256 digests, as `shoal certs token` writes them")
         pairs += [(role, digest) for digest in digests]

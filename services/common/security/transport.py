@@ -6,7 +6,7 @@ import os
 import ssl
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, List, Optional, Sequence, Tuple
 
@@ -29,7 +29,7 @@ class ClientSecurity:
 
     ca: Optional[bytes] = None  # PEM; None: no TLS
     certificate: Optional[bytes] = None  # PEM chain and key, where servers ask for them
-    key: Optional[bytes] = None
+    key: Optional[bytes] = field(default=None, repr=False)  # never in a log, nor in a traceback's values
     token: Optional[Callable[[], str]] = None
 
     def channel(self, address: str, options: Sequence[Tuple[str, Any]]) -> grpc.Channel:

@@ -14,8 +14,9 @@ from typing import Any, Iterator, Tuple
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
-from services.common.metrics_server import MAX_READERS, MetricsServer
+from services.common.metrics_server import MAX_READERS, PATIENCE_S, SLOWEST_S, MetricsServer, _Readers
 from services.common.security.transport import LISTEN_IN_THE_CLEAR, ServerSecurity, server_security
+from tests.fakes import FakeClock
 from tests.unit.common.security.conftest import MakeSection, folder, section
 
 __all__ = ["folder", "section"]
@@ -112,3 +113,27 @@ def _tried(server: MetricsServer) -> int:
         return _read(f"http://127.0.0.1:{server.port}/metrics")[0]
     except OSError:
         return 0
+
+
+def test_a_slow_reader_makes_room_and_none_stays_for_ever(clock: FakeClock) -> None:
+    readers = _Readers(clock)
+    pairs = [socket.socketpair() for _ in range(MAX_READERS + 2)]
+    try:
+        for key in range(MAX_READERS):
+            assert readers.enter(key, pairs[key][0])
+        assert not readers.enter(MAX_READERS, pairs[MAX_READERS][0])  # all of them have just come
+        clock.now_s += PATIENCE_S + 0.1
+        assert readers.enter(MAX_READERS, pairs[MAX_READERS][0])
+        assert pairs[0][1].recv(1) == b""  # it was hung up on
+        for key in range(MAX_READERS):
+            readers.leave(key)
+        clock.now_s += SLOWEST_S + 0.1
+        readers.end_slow()
+        assert pairs[MAX_READERS][1].recv(1) == b""
+        readers.leave(MAX_READERS)
+        assert readers.enter(0, pairs[MAX_READERS + 1][0])
+        readers.leave(0)
+    finally:
+        for pair in pairs:
+            for one in pair:
+                one.close()

@@ -83,3 +83,30 @@ def test_impossible_tensors_and_schemas_are_refused() -> None:
         Schema((), ACTION)
     with pytest.raises(SchemaError, match="repeat: policy, policy"):
         Schema((POLICY, POLICY), ACTION)
+
+
+@pytest.mark.parametrize(
+    ("shape", "name"),
+    [
+        ((2**32 - 1,) * 8, "policy"),
+        ((1,) * 17, "policy"),
+        ((1 << 27,), "policy"),
+        ((1,), "x" * 201),
+        ((1,), "\u00e9" * 40),
+    ],
+)
+def test_what_nobody_has_room_for_is_refused(shape: Any, name: str) -> None:
+    with pytest.raises(SchemaError):
+        Schema((TensorSpec(name, "float64", shape),), ActionSpec(num_actions=2))
+
+
+def test_a_schema_of_too_many_tensors_is_refused() -> None:
+    specs = tuple(TensorSpec(f"t{number}", "float32", (1,)) for number in range(300))
+    with pytest.raises(SchemaError, match="it may have 256"):
+        Schema(specs, ActionSpec(num_actions=2))
+    with pytest.raises(SchemaError, match="dimensions"):
+        Schema(specs[:1], ActionSpec((0.0,) * 70_000, (1.0,) * 70_000))
+
+
+def test_bytes_of_a_step_are_counted_without_wrapping() -> None:
+    assert TensorSpec("a", "float64", (2**32 - 1,) * 4).num_bytes == 8 * (2**32 - 1) ** 4

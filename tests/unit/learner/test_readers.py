@@ -5,7 +5,7 @@ from typing import Any, List
 import pytest
 
 from services.common.peer import Peer
-from services.learner.readers import FORGET_S, MAX_ASK_AGAIN_S, MAX_QUESTIONS_PER_S, Readers
+from services.learner.readers import FORGET_S, MAX_ASK_AGAIN_S, MAX_QUESTIONS_PER_S, NEEDED_S, Readers
 from shoal.v1 import experience_pb2, parameters_pb2
 from tests.fakes import RUN_ID, FakeClock
 
@@ -148,3 +148,17 @@ def test_since_when_a_reader_waits_is_kept_as_long_as_it_says_so(clock: FakeCloc
     assert says("the environment hangs for 1 s", incarnation=2) == 0.0  # another life
     assert says("") == 0.0
     assert says("something else") == 0.0
+
+
+def test_readers_are_let_in_up_to_a_bound_and_the_silent_make_room(clock: FakeClock) -> None:
+    readers = Readers(clock, num_actors=2, max_peers=2)
+    for name in ("a", "b"):
+        assert not readers.why_no_room(name)
+        readers.saw(_question(name), finished=False)
+    assert "learner.max_peers" in readers.why_no_room("c")
+    assert not readers.why_no_room("a")
+    clock.now_s += NEEDED_S + 1
+    readers.saw(_question("b"), finished=False)
+    assert not readers.why_no_room("c")  # a is silent
+    readers.saw(_question("c"), finished=False)
+    assert {reader.peer.name for reader in readers.living(1000)} == {"b", "c"}

@@ -7,6 +7,7 @@ import pytest
 
 from services.common.chunk import ActorCounters, Chunk
 from services.replay.admission import (
+    MAX_LANES,
     MAX_SENTENCE,
     WORD_LASTS_S,
     Admission,
@@ -148,3 +149,26 @@ def test_what_an_actor_waits_for_is_kept_until_it_sends_a_chunk(make_chunk: Any)
     assert record.waiting_since_s == 4.1 + WORD_LASTS_S
     _apply(admission, 1, make_chunk(sequence=1))
     assert record.waiting_for == ""
+
+
+def test_names_are_let_in_up_to_a_bound_and_known_ones_for_ever() -> None:
+    admission = Admission(3, max_peers=2)
+    for name in ("a", "b"):
+        assert not admission.why_no_peer(name)
+        admission.enter(name, 1, 0.0)
+    assert "replay.max_peers" in admission.why_no_peer("c")
+    assert not admission.why_no_peer("a")
+    admission.enter("a", 2, 0.0)  # another life of it is no other name
+    assert len(admission.actors) == 2
+
+
+def test_lanes_of_an_actor_are_bounded_over_its_groups(make_chunk: Any) -> None:
+    admission = Admission(3)
+    admission.enter("a", 1, 0.0)
+    record = admission.actors["a"]
+    first = make_chunk(T=1, B=MAX_LANES // 2, lane_group=0)
+    second = make_chunk(T=1, B=MAX_LANES // 2 + 1, lane_group=1)
+    assert admission.judge("a", 1, first).status is InsertStatus.APPLIED
+    admission.group_of(record, first)
+    assert "lanes" in admission.judge("a", 1, second).reason
+    assert admission.judge("a", 2, second).status is InsertStatus.APPLIED  # another life has lanes of its own

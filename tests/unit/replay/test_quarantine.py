@@ -90,3 +90,18 @@ def test_a_long_chunk_is_described_by_its_last_good_steps(schema: Any, make_chun
     lane = describe_sick(Ring(64, schema), "a", 11, chunk, 0, NONE_OPEN)
     assert {len(column) for name, column in lane.columns.items() if not name.startswith("final.")} == {MAX_STEPS}
     assert lane.columns["observation.policy"][-1].tolist() == [150, 0]
+
+
+@pytest.mark.parametrize("reward", [1.01e30, -3e38])
+def test_rewards_whose_sum_no_float32_holds_are_quarantined(reward: float, make_table: Any, make_chunk: Any) -> None:
+    table = make_table(n_step=3, discount=1.0)
+    chunk = make_chunk(T=8)
+    chunk.reward[3, 1] = reward
+    result = table.insert("a", 1, chunk, max_wait_s=0.0)
+    assert result.quarantined_lanes.tolist() == [1]
+    assert result.sick_lanes[0].bad_columns == ("reward",)
+    chunk = make_chunk(T=8, sequence=1)
+    chunk.reward[:] = 1e30  # as large as may be
+    assert table.insert("a", 1, chunk, max_wait_s=0.0).quarantined_lanes.tolist() == []
+    assert np.isfinite(table.store.ring.n_step_return).all()
+    assert table.check_valid() is None

@@ -1,0 +1,98 @@
+"""What a process holds, read from /proc, and whether a series of readings is flat."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Dict, List, Optional
+
+import numpy as np
+
+WARM_UP = 0.3  # share of a series that is left out: caches fill, arenas grow
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """What counts as flat: growth over the whole series, by its slope."""
+
+    share: float = 0.02  # of the median
+    least_bytes: int = 3 * MIB  # whatever the median is: allocators take and give back pages
+
+
+@dataclass
+class Series:
+    """Readings of one process, in the order of time."""
+
+    times_s: List[float] = field(default_factory=list)
+    resident_bytes: List[int] = field(default_factory=list)  # VmRSS
+    # PSS: shared pages count by share. Shown and not judged: it grows when a neighbour with the same libraries ends.
+    proportional_bytes: List[int] = field(default_factory=list)
+    heap_bytes: List[int] = field(default_factory=list)  # anonymous pages, which leaks are made of
+    descriptors: List[int] = field(default_factory=list)
+    threads: List[int] = field(default_factory=list)
+
+    def read(self, pid: int) -> None:
+        """Add a reading of process `pid`."""
+        rollup = _sizes(Path(f"/proc/{pid}/smaps_rollup"))
+        self.times_s.append(time.monotonic())
+        self.resident_bytes.append(rollup["Rss"])
+        self.proportional_bytes.append(rollup["Pss"])
+        self.heap_bytes.append(rollup["Anonymous"])
+        self.descriptors.append(len(list(Path(f"/proc/{pid}/fd").iterdir())))
+        self.threads.append(len(list(Path(f"/proc/{pid}/task").iterdir())))
+
+    def faults(self, tolerance: Optional[Tolerance] = None) -> List[str]:
+        """What grows; empty if nothing does."""
+        tolerance = tolerance or Tolerance()
+        found = []
+        for name in ("resident_bytes", "heap_bytes"):
+            values = np.array(getattr(self, name), np.float64)
+            growth, allowed = growth_of(values), max(tolerance.least_bytes, tolerance.share * float(np.median(values)))
+            if growth > allowed:
+                found.append(f"{name} grew by {growth / MIB:.1f} MiB, and may by {allowed / MIB:.1f}")
+        for name in ("descriptors", "threads"):
+            values = warm(np.array(getattr(self, name), np.float64))
+            growth = growth_of(np.array(getattr(self, name), np.float64))
+            if growth > max(1.0, 0.05 * float(np.median(values))):
+                found.append(f"{name} grew by {growth:.1f} from {values[0]:.0f}")
+        return found
+
+    def row(self) -> str:
+        """A line of a table: medians, and growth behind the warm-up."""
+        cells = []
+        for name in ("resident_bytes", "proportional_bytes", "heap_bytes"):
+            values = np.array(getattr(self, name), np.float64)
+            cells.append(f"{np.median(values) / MIB:7.1f} {growth_of(values) / MIB:+6.2f}")
+        for name in ("descriptors", "threads"):
+            values = warm(np.array(getattr(self, name), np.float64))
+            cells.append(f"{values.min():4.0f}-{values.max():<4.0f}")
+        return "  ".join(cells)
+
+
+def warm(values: np.ndarray) -> np.ndarray:
+    """A series without its warm-up."""
+    return values[int(len(values) * WARM_UP) :]
+
+
+def growth_of(values: np.ndarray) -> float:
+    """Growth over a series behind its warm-up, by the median of the slopes of all pairs (Theil and Sen).
+
+    A single jump (an arena that was taken) moves it little, a leak in full.
+    """
+    values = warm(values)
+    n = len(values)
+    if n < 3:
+        return 0.0
+    first, second = np.triu_indices(n, 1)
+    slopes = (values[second] - values[first]) / (second - first)
+    return float(np.median(slopes)) * (n - 1)
+
+
+def _sizes(file: Path) -> Dict[str, int]:
+    sizes: Dict[str, int] = {}
+    for line in file.read_text(encoding="ascii").splitlines()[1:]:
+        name, value = line.split()[:2]
+        sizes[name.rstrip(":")] = int(value) * 1024
+    return sizes

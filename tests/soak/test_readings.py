@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+
+from tests.soak.readings import MIB, Series, growth_of
+
+
+def _series(heap: np.ndarray, threads: np.ndarray) -> Series:
+    sizes = heap.astype(int).tolist()
+    n = len(sizes)
+    return Series(list(range(n)), sizes, sizes, sizes, [20] * n, threads.astype(int).tolist())
+
+
+def test_a_leak_is_found_and_noise_and_a_jump_are_not() -> None:
+    rng = np.random.default_rng(0)
+    noise = 100 * MIB + rng.normal(0, MIB, 100)
+    flat = np.full(100, 8)
+    assert _series(noise, flat).faults() == []
+    jump = noise.copy()
+    jump[50:] += 1.5 * MIB
+    assert _series(jump, flat).faults() == []
+    leak = noise + np.linspace(0, 10 * MIB, 100)
+    assert any("heap_bytes grew by" in fault for fault in _series(leak, flat).faults())
+    assert any("threads grew" in fault for fault in _series(noise, np.linspace(8, 20, 100)).faults())
+
+
+@pytest.mark.parametrize("slope", [0.0, 1.0, -2.0])
+def test_growth_is_that_behind_the_warm_up(slope: float) -> None:
+    values = np.arange(100) * slope
+    values[:30] = 1e9
+    assert growth_of(values) == pytest.approx(69 * slope)
+
+
+def test_a_process_is_read() -> None:
+    series = Series()
+    for _ in range(4):
+        series.read(os.getpid())
+    assert series.resident_bytes[0] > MIB
+    assert series.descriptors[0] >= 3
+    assert series.threads[0] >= 1
+    assert series.faults() == []
