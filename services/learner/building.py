@@ -118,7 +118,7 @@ def build_guard(
     drawn_ahead = settings.batches_per_sample * (1 + settings.samples_in_flight)
     return NanGuard(
         updater,
-        BatchDump(dumps, log),
+        BatchDump(dumps, log, max_files=settings.max_dumps),
         metrics,
         log,
         max_in_row=settings.max_non_finite_updates + drawn_ahead,

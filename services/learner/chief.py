@@ -68,7 +68,7 @@ class Chief:
         self._config = config
         self._lifecycle = lifecycle
         self._log = log
-        self._folder = RunFolder(Path(config.run.folder) / run_id)
+        self._folder = RunFolder(Path(config.run.folder) / run_id, max_evaluations=settings.max_evaluations)
         self._checkpoints = CheckpointFolder(
             self._folder.checkpoints,
             log,
@@ -191,13 +191,14 @@ class Chief:
         schema = self._replay.wait_for_schema()
         learner = self._learner = self._make_learner(schema)
 
+        from services.learner.events import EventLog
         from services.learner.monitor import Monitor
 
         monitor = Monitor(
             status=self._status,
             store=self._store,
             metrics=self._metrics,
-            tensorboard=self._folder.tensorboard,
+            events=EventLog(self._folder.tensorboard, max_bytes=self._config.learner.max_event_bytes),
             earlier=self._resumed.progress if self._resumed else Progress(),
             clock=time.monotonic,
             env_steps=lambda: self._steps.total,
@@ -266,7 +267,14 @@ class Chief:
 
         settings = self._config.staleness
         rules = StalenessRules(settings.max_lag_updates, settings.loss_half_life_updates)
-        return DataStaleness(rules, self._store, self._folder.staleness, self._metrics, run=self._config.run.name)
+        return DataStaleness(
+            rules,
+            self._store,
+            self._folder.staleness,
+            self._metrics,
+            run=self._config.run.name,
+            max_rows=settings.max_rows,
+        )
 
     def _make_checkpointer(
         self, learner: Learner, schema: Schema, monitor: Monitor, average: AveragedParameters

@@ -28,6 +28,7 @@ class DataStaleness:
         metrics: Metrics,
         *,
         run: str,
+        max_rows: int,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -39,13 +40,14 @@ class DataStaleness:
             file: of the ledger; one that is there goes on.
             metrics: where the ledger is shown.
             run: its name.
+            max_rows: of the file.
             clock: that of `DrawnBatch.arrived_s`.
             wall_clock: seconds since 1970.
         """
         self._rules = rules
         self._history = history
         self._clock = clock
-        self._log = StalenessLog(file)
+        self._log = StalenessLog(file, max_rows)
         self.ledger = Ledger(bound=rules.max_lag_updates, clock=clock, wall_clock=wall_clock)
         metrics.registry.register(LedgerCollector(run, self.ledger))
 

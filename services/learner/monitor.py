@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from pathlib import Path
 from typing import Any, Callable, Deque, Dict, Optional
 
 import numpy as np
@@ -32,7 +31,7 @@ class Monitor:
         status: Status,
         store: ParameterStore,
         metrics: Metrics,
-        tensorboard: Path,
+        events: EventLog,
         earlier: Progress,
         clock: Callable[[], float],
         env_steps: Callable[[], int],
@@ -52,7 +51,7 @@ class Monitor:
         self._lags: Deque[npt.NDArray[np.int64]] = deque(maxlen=LAG_WINDOW)
         self._shown_at = 0.0
         self._shown_version = 0
-        self._events = EventLog(tensorboard)
+        self._events = events
         self._updates = metrics.gauge("updates", "Optimizer updates done over all lives of the chief.")
         self._version = metrics.gauge("version", "Newest published version.")
         self._lag = metrics.batch_histogram("item_lag_updates", "Lag of trained items in updates.", LAG_BUCKETS)
