@@ -103,7 +103,7 @@ dist:  ## build dist/shoal-VERSION.tar.gz and the wheel, and try the wheel in a 
 
 # --- checks ----------------------------------------------------------------------------------------------------------
 .PHONY: check
-check: install lint types contracts proto-check  ## format, lint, types, contracts, generated code
+check: install lint types contracts proto-check deploy-check  ## format, lint, types, contracts, generated code, deploy/
 
 .PHONY: lint
 lint: install
@@ -117,6 +117,10 @@ types: install
 .PHONY: contracts
 contracts: install
 	$(BIN)/lint-imports
+
+.PHONY: deploy-check
+deploy-check: install  ## the files of deploy/ by promtool, amtool, systemd-analyze and the compose schema
+	bash deploy/make/deploy_check.sh $(BIN)
 
 .PHONY: format
 format: install  ## format the code

@@ -61,7 +61,10 @@ def _refuse_tokens(section: SecuritySection) -> None:
 
 def _train(opened: OpenRun, endpoints: Endpoints, signals: StopSignals, screen: Screen) -> Outcome:
     lifeline, kept = os.pipe()  # `kept` closes when the launcher ends, however it ends; its children see that
-    merge = LogMerge(opened.folder / LOG_FOLDER_NAME, screen)
+    logs = opened.loaded.config.log
+    merge = LogMerge(
+        opened.folder / LOG_FOLDER_NAME, screen, max_file_bytes=logs.max_file_bytes, max_old_files=logs.max_old_files
+    )
     addresses = Addresses(endpoints.replay, endpoints.learner)
     poller = Poller(Operator(addresses, opened.loaded.config.security))
     begun_s = time.monotonic()

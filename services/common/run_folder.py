@@ -15,6 +15,7 @@ import safetensors.numpy
 from services.common.errors import UserError
 from services.common.files import cannot_write, write_atomically
 from services.common.sealed import seal, unseal
+from services.common.thinning import evenly
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,16 @@ class Evaluation:
 class RunFolder:
     """`<run.folder>/<run.name>/`: the chief writes it, the report reads it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, max_evaluations: int = 10_000) -> None:
+        """Nothing is made.
+
+        Args:
+            path: of the folder.
+            max_evaluations: lines of the learning curve; see `append_evaluation`.
+        """
         self.path = path
+        self._max_evaluations = max_evaluations
+        self._num_evaluations: Optional[int] = None  # lines of the file; None: not counted yet
         self.config = path / "config.toml"
         self.checkpoints = path / "checkpoints"
         self.helpers = path / "helpers"
@@ -100,16 +109,33 @@ class RunFolder:
             ) from None
 
     def append_evaluation(self, evaluation: Evaluation) -> None:
-        """Add a line to the learning curve.
+        """Add a line to the learning curve; where it is full half of its lines go first, evenly, but not the best.
 
         Raises:
             UserError: the disk is full, or the folder cannot be written.
         """
+        if self._num_evaluations is None or self._num_evaluations >= self._max_evaluations:
+            self._thin_out()
         try:
             with self._evaluations.open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps(asdict(evaluation)) + "\n")
         except OSError as error:
             raise cannot_write(self._evaluations, error) from None
+        self._num_evaluations = (self._num_evaluations or 0) + 1
+
+    def _thin_out(self) -> None:
+        curve = self.evaluations()
+        self._num_evaluations = len(curve)
+        if len(curve) < self._max_evaluations:
+            return
+        best = curve[0]
+        for evaluation in curve:
+            if evaluation.better_than(best):
+                best = evaluation
+        places = set(evenly([each.updates for each in curve], self._max_evaluations // 2))
+        kept = [each for place, each in enumerate(curve) if place in places or each is best]
+        write_atomically(self._evaluations, "".join(json.dumps(asdict(each)) + "\n" for each in kept).encode())
+        self._num_evaluations = len(kept)
 
     def evaluations(self) -> List[Evaluation]:
         """The learning curve so far; lines that are not whole, after a crash or on a bad disk, are left out."""

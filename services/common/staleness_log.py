@@ -45,7 +45,6 @@ BOUNDS = (
     100_000,
 )
 NUM_BUCKETS = len(BOUNDS) + 1
-MAX_ROWS = 512
 OTHERS = "others"  # actors beyond those that are told apart
 
 
@@ -187,7 +186,7 @@ def read_rows(file: Path) -> List[LedgerRow]:
 class StalenessLog:
     """The writing end: appends rows, and adds neighbours when there are too many."""
 
-    def __init__(self, file: Path, max_rows: int = MAX_ROWS) -> None:
+    def __init__(self, file: Path, max_rows: int) -> None:
         """Go on with `file`, which need not exist; a line that a crash has cut short is ended."""
         if max_rows < 2:
             raise ValueError(f"a ledger of {max_rows} rows cannot be thinned out; keep at least 2")

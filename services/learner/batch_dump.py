@@ -15,7 +15,6 @@ from services.common.files import write_atomically
 from services.common.log import Log
 from services.common.sealed import seal, unseal
 
-MAX_FILES = 20
 PREFIX, SUFFIX = "batch-", ".safetensors"
 _TENSORS = ("observation", "next_observation")
 _LEFT_OUT = ("num_items", "stamps")  # the first is written apart; the others say nothing of what is not finite
@@ -40,15 +39,27 @@ class BatchDump:
     Nothing that goes wrong here reaches the caller: it is logged, and training goes on.
     """
 
-    def __init__(self, folder: Path, log: Log, on_written: Callable[[], object] = lambda: None) -> None:
-        """Make the dump; the folder is made with the first file, and `on_written` is called for each."""
+    def __init__(
+        self, folder: Path, log: Log, *, max_files: int, on_written: Callable[[], object] = lambda: None
+    ) -> None:
+        """Make the dump; the folder is made with the first file.
+
+        Args:
+            folder: for the files.
+            log: hears of failures.
+            max_files: that are kept; with 0 none is written.
+            on_written: called for each file.
+        """
         self._folder = folder
+        self._max_files = max_files
         self._log = log
         self._on_written = on_written
         self._number = max([0, *(_number(file) for file in self._files())])
 
     def write(self, stopped: StoppedBatch) -> None:
-        """Write one batch, and remove all but the last MAX_FILES."""
+        """Write one batch, and remove all but the last `max_files`."""
+        if not self._max_files:
+            return
         self._number += 1
         file = self._folder / f"{PREFIX}{self._number:08d}{SUFFIX}"
         facts = {
@@ -61,7 +72,7 @@ class BatchDump:
         try:
             write_atomically(file, seal(_tensors(stopped), facts))
             self._on_written()
-            for old in self._files()[:-MAX_FILES]:
+            for old in self._files()[: -self._max_files]:
                 old.unlink()
         except (UserError, OSError) as error:
             self._log.warning("a stopped batch could not be written", file=str(file), reason=str(error))

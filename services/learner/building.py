@@ -127,7 +127,12 @@ def build_guard(
     drawn_ahead = settings.batches_per_sample * (1 + settings.samples_in_flight)
     return NanGuard(
         updater,
-        BatchDump(dumps, log, metrics.counter("nan_dumps", "Stopped batches that were kept in a file.").inc),
+        BatchDump(
+            dumps,
+            log,
+            max_files=settings.max_dumps,
+            on_written=metrics.counter("nan_dumps", "Stopped batches that were kept in a file.").inc,
+        ),
         metrics,
         log,
         max_in_row=settings.max_non_finite_updates + drawn_ahead,

@@ -79,7 +79,7 @@ class Chief:
         self._config = config
         self._lifecycle = lifecycle
         self._log = log
-        self._folder = RunFolder(Path(config.run.folder) / run_id)
+        self._folder = RunFolder(Path(config.run.folder) / run_id, max_evaluations=settings.max_evaluations)
         self._checkpoints = CheckpointFolder(
             self._folder.checkpoints,
             log,
@@ -235,13 +235,14 @@ class Chief:
         schema = self._replay.wait_for_schema()
         learner = self._learner = self._make_learner(schema)
 
+        from services.learner.events import EventLog
         from services.learner.monitor import Monitor
 
         monitor = Monitor(
             status=self._status,
             store=self._store,
             metrics=self._metrics,
-            tensorboard=self._folder.tensorboard,
+            events=EventLog(self._folder.tensorboard, max_bytes=self._config.learner.max_event_bytes),
             earlier=self._resumed.progress if self._resumed else Progress(),
             clock=time.monotonic,
             env_steps=lambda: self._steps.total,
@@ -326,7 +327,13 @@ class Chief:
             self._status.last_row = row
 
         return DataStaleness(
-            rules, self._store, self._folder.staleness, self._metrics, run=self._config.run.name, on_row=show
+            rules,
+            self._store,
+            self._folder.staleness,
+            self._metrics,
+            run=self._config.run.name,
+            max_rows=settings.max_rows,
+            on_row=show,
         )
 
     def _make_checkpointer(

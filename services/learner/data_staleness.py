@@ -28,6 +28,7 @@ class DataStaleness:
         metrics: Metrics,
         *,
         run: str,
+        max_rows: int,
         on_row: Callable[[LedgerRow], None] = lambda _row: None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
@@ -40,6 +41,7 @@ class DataStaleness:
             file: of the ledger; one that is there goes on.
             metrics: where the ledger is shown.
             run: its name.
+            max_rows: of the file.
             on_row: told each row of the ledger, which is of some seconds of training.
             clock: that of `DrawnBatch.arrived_s`.
             wall_clock: seconds since 1970.
@@ -47,7 +49,7 @@ class DataStaleness:
         self._rules = rules
         self._history = history
         self._clock = clock
-        self._log = StalenessLog(file)
+        self._log = StalenessLog(file, max_rows)
         self._on_row = on_row
         self.ledger = Ledger(bound=rules.max_lag_updates, clock=clock, wall_clock=wall_clock)
         metrics.registry.register(LedgerCollector(run, self.ledger))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from pathlib import Path
 from typing import Any, Callable, Deque, Dict, Optional
 
 import numpy as np
@@ -33,7 +32,7 @@ class Monitor:
         status: Status,
         store: ParameterStore,
         metrics: Metrics,
-        tensorboard: Path,
+        events: EventLog,
         earlier: Progress,
         clock: Callable[[], float],
         env_steps: Callable[[], int],
@@ -53,7 +52,7 @@ class Monitor:
         self._lags: Deque[npt.NDArray[np.int64]] = deque(maxlen=LAG_WINDOW)
         self._shown_at = 0.0
         self._shown_version = 0
-        self._events = EventLog(tensorboard)
+        self._events = events
         self._lag = metrics.batch_histogram("item_lag_updates", "Lag of trained items, in updates.", LAG_BUCKETS)
         metrics.counter_of("trained_items", "Items trained on in this life of the chief.", lambda: self._lag.count)
         self._scalars: Dict[str, Any] = {}

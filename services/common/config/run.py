@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Optional, Tuple, Union
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import ByteSize, Field, field_validator, model_validator
 from typing_extensions import Annotated, Literal
 
 from services.common.config.agreement import check_agreement
@@ -84,6 +84,12 @@ class LearnerSection(Section):
     """Seconds between two checkpoints."""
     checkpoints_kept: Annotated[Count, Field(ge=1, le=1000)] = 3
     """The last checkpoints, which are kept beside that of the best version."""
+    max_evaluations: Annotated[Count, Field(ge=16, le=10**7)] = 10_000
+    """Lines of evaluations.jsonl; when there are more, half of them go, evenly spread, and never the best."""
+    max_event_bytes: Annotated[ByteSize, Field(ge=1_000_000)] = ByteSize(32_000_000)
+    """Size of the TensorBoard events; when there are more, half of each metric's points go, evenly spread."""
+    max_dumps: Annotated[Count, Field(ge=0, le=100_000)] = 20
+    """Batches whose update was stopped that are kept as files, the newest; 0: none is written."""
     max_non_finite_updates: Annotated[Count, Field(ge=1)] = 10
     """Updates in a row that may be stopped because they are not finite, beyond those drawn ahead, before it ends."""
     batches_per_sample: Annotated[Count, Field(ge=1, le=64)] = 8
@@ -197,6 +203,10 @@ class LogSection(Section):
     """Lines below it are left out."""
     levels: Dict[Literal["replay", "learner", "helper", "actor", "evaluator"], Level] = Field(default_factory=dict)
     """Another level for some services, as in `{ replay = "debug" }`."""
+    max_file_bytes: Annotated[ByteSize, Field(ge=65_536)] = ByteSize(10_000_000)
+    """Size at which `shoal up` moves a process's log aside and begins another."""
+    max_old_files: Annotated[Count, Field(ge=0, le=1000)] = 4
+    """Such files of a process that are kept beside the one that grows."""
 
     def level_of(self, service: str) -> Level:
         """The level of one service."""

@@ -21,7 +21,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def _fill(run: Path, rows: int = 30) -> None:
-    log = StalenessLog(run / "staleness.jsonl")
+    log = StalenessLog(run / "staleness.jsonl", 512)
     for number in range(rows):
         log.append(row_of([10 * number, 20 * number, 5], updates=100 * number, actor=f"actor-{number % 2}"))
 
@@ -54,7 +54,7 @@ def test_a_killed_run_is_shown_without_its_broken_line(run: Path) -> None:
 
 
 def test_one_row_without_any_lag_is_shown(run: Path) -> None:
-    StalenessLog(run / "staleness.jsonl").append(row_of([0, 0]))
+    StalenessLog(run / "staleness.jsonl", 512).append(row_of([0, 0]))
     assert "in the prefetch" in _shown(run)
 
 

@@ -73,3 +73,22 @@ def test_progress_is_nothing_until_it_is_said(tmp_path: Path) -> None:
     assert folder.load_progress() == progress
     (tmp_path / "progress.json").write_text("rubbish")
     assert folder.load_progress() == Progress()
+
+
+def test_the_learning_curve_is_thinned_out_where_it_is_full_and_keeps_the_best_and_the_newest(tmp_path: Path) -> None:
+    for life in range(10):
+        folder = RunFolder(tmp_path, max_evaluations=16)  # a restart, which counts the lines
+        for number in range(20):
+            version = 20 * life + number + 1
+            rate = 1.0 if version == 7 else 0.5
+            folder.append_evaluation(
+                replace(EVALUATION, version=version, updates=20 * version, success_rate=rate, mean_return=0.0)
+            )
+            curve = folder.evaluations()
+            assert len(curve) <= 16
+            assert curve[-1].version == version
+            if version >= 7:
+                assert 7 in {evaluation.version for evaluation in curve}
+    versions = [evaluation.version for evaluation in curve]
+    assert versions == sorted(set(versions))
+    assert versions[0] == 1

@@ -109,12 +109,12 @@ def test_thinning_out_keeps_sums_and_order(sizes: List[int], most: int) -> None:
 def test_a_log_goes_on_after_a_crash_in_mid_line(tmp_path: Path) -> None:
     file = tmp_path / "staleness.jsonl"
     assert read_rows(file) == []
-    log = StalenessLog(file)
+    log = StalenessLog(file, 512)
     log.append(row_of([1], updates=1))
     log.append(row_of([2], updates=2))
     file.write_bytes(file.read_bytes()[:-20])
     assert [row.updates for row in read_rows(file)] == [1]
-    again = StalenessLog(file)
+    again = StalenessLog(file, 512)
     again.append(row_of([3], updates=3))
     again.append(row_of([4], updates=4))
     assert [row.updates for row in read_rows(file)] == [1, 3, 4]
@@ -137,6 +137,6 @@ def test_a_long_run_has_a_small_file_that_holds_all_of_it(tmp_path: Path) -> Non
 
 def test_a_ledger_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cannot write .*staleness"):
-        StalenessLog(tmp_path / "missing" / "staleness.jsonl").append(row_of([1]))
+        StalenessLog(tmp_path / "missing" / "staleness.jsonl", 512).append(row_of([1]))
     with pytest.raises(ValueError, match="keep at least 2"):
         StalenessLog(tmp_path / "x", max_rows=1)

@@ -9,7 +9,7 @@ import pytest
 
 from services.common.batch import Batch
 from services.common.errors import UserError
-from services.learner.batch_dump import MAX_FILES, BatchDump, StoppedBatch, load_stopped_batch
+from services.learner.batch_dump import BatchDump, StoppedBatch, load_stopped_batch
 from tests.fakes import FakeLog
 
 
@@ -34,7 +34,7 @@ def _stopped(updates: int = 7) -> StoppedBatch:
 
 
 def test_everything_comes_back(tmp_path: Path) -> None:
-    BatchDump(tmp_path / "non_finite", FakeLog()).write(_stopped())  # type: ignore[arg-type]
+    BatchDump(tmp_path / "non_finite", FakeLog(), max_files=20).write(_stopped())  # type: ignore[arg-type]
     (file,) = (tmp_path / "non_finite").iterdir()
     loaded, expected = load_stopped_batch(file), _stopped()
     assert (loaded.reason, loaded.updates, loaded.table_id) == (expected.reason, 7, 12)
@@ -53,18 +53,23 @@ def test_everything_comes_back(tmp_path: Path) -> None:
 
 def test_the_folder_stays_bounded_over_all_lives(tmp_path: Path) -> None:
     for life in range(3):
-        dump = BatchDump(tmp_path, FakeLog())  # type: ignore[arg-type]
-        for number in range(MAX_FILES // 2):
+        dump = BatchDump(tmp_path, FakeLog(), max_files=8)  # type: ignore[arg-type]
+        for number in range(4):
             dump.write(_stopped(100 * life + number))
     kept = sorted(tmp_path.iterdir())
-    assert len(kept) == MAX_FILES
-    assert load_stopped_batch(kept[-1]).updates == 200 + MAX_FILES // 2 - 1
+    assert len(kept) == 8
+    assert load_stopped_batch(kept[-1]).updates == 203
     assert load_stopped_batch(kept[0]).updates == 100
+
+
+def test_with_no_files_to_keep_none_is_written(tmp_path: Path) -> None:
+    BatchDump(tmp_path / "non_finite", FakeLog(), max_files=0).write(_stopped())  # type: ignore[arg-type]
+    assert not (tmp_path / "non_finite").exists()
 
 
 def test_a_disk_that_fails_is_told_and_harms_nobody(tmp_path: Path, log: FakeLog) -> None:
     (tmp_path / "file").write_text("")
-    dump: Any = BatchDump(tmp_path / "file" / "non_finite", log)  # type: ignore[arg-type]
+    dump: Any = BatchDump(tmp_path / "file" / "non_finite", log, max_files=20)  # type: ignore[arg-type]
     dump.write(_stopped())
     assert log.events("warning") == ["a stopped batch could not be written"]
 

@@ -27,6 +27,7 @@ def _staleness(folder: Path, clock: FakeClock, **rules: Any) -> DataStaleness:
         folder / "staleness.jsonl",
         Metrics("learner", "run-a"),
         run="run-a",
+        max_rows=512,
         clock=clock,
         wall_clock=clock,
     )
@@ -90,6 +91,7 @@ def test_the_bound_holds_when_the_chief_comes_back_from_its_checkpoint(tmp_path:
         tmp_path / "staleness.jsonl",
         Metrics("learner", "run-a"),
         run="run-a",
+        max_rows=512,
         clock=clock,
         wall_clock=clock,
     )

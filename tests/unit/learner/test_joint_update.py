@@ -132,7 +132,7 @@ def test_a_chief_alone_is_plain_training_bit_for_bit(td3: Any, clock: FakeClock,
         batches,  # type: ignore[arg-type]
         NanGuard(
             chief.updater,
-            BatchDump(tmp_path, FakeLog()),  # type: ignore[arg-type]
+            BatchDump(tmp_path, FakeLog(), max_files=20),  # type: ignore[arg-type]
             Metrics("learner", "run-a"),
             FakeLog(),  # type: ignore[arg-type]
             max_in_row=1,

@@ -72,7 +72,7 @@ def _train(
     monitor = Monitor()
     guard = NanGuard(
         learner,  # type: ignore[arg-type]
-        BatchDump(Path("/dev/null/no folder"), FakeLog()),  # type: ignore[arg-type]
+        BatchDump(Path("/dev/null/no folder"), FakeLog(), max_files=20),  # type: ignore[arg-type]
         Metrics("learner", "run-a"),
         FakeLog(),  # type: ignore[arg-type]
         max_in_row=3,

@@ -11,6 +11,7 @@ from services.agent.health import TEXTS
 from services.common.batch import Batch
 from services.common.metrics import Metrics
 from services.common.run_folder import Evaluation, Progress
+from services.learner.events import EventLog
 from services.learner.monitor import SHOW_PERIOD_S, Monitor
 from services.learner.parameter_service import Status
 from services.learner.parameter_store import ParameterStore, VersionReservation
@@ -41,7 +42,7 @@ class Parts:
             status=self.status,
             store=store,
             metrics=self.metrics,
-            tensorboard=tmp_path / "tensorboard",
+            events=EventLog(tmp_path / "tensorboard", max_bytes=1 << 20),
             earlier=Progress(updates=10, training_seconds=7.0, env_steps=3),
             clock=clock,
             env_steps=lambda: 55,

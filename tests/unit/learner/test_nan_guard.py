@@ -67,7 +67,7 @@ class Parts:
         self.folder = tmp_path / "non_finite"
         self.guard = NanGuard(
             self.learner,
-            BatchDump(self.folder, self.log),  # type: ignore[arg-type]
+            BatchDump(self.folder, self.log, max_files=20),  # type: ignore[arg-type]
             self.metrics,
             self.log,  # type: ignore[arg-type]
             max_in_row=3,

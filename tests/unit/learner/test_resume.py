@@ -118,7 +118,7 @@ class Life:
     def train(self, max_updates: int) -> None:
         guard = NanGuard(
             self.learner,
-            BatchDump(Path("/dev/null/no folder"), FakeLog()),  # type: ignore[arg-type]
+            BatchDump(Path("/dev/null/no folder"), FakeLog(), max_files=20),  # type: ignore[arg-type]
             Metrics("learner", "run-a"),
             FakeLog(),  # type: ignore[arg-type]
             max_in_row=3,
