@@ -17,6 +17,7 @@ from shoal.v1 import parameters_pb2, replay_pb2
 
 PERIOD_S = 0.25
 STALL_S = 5.0  # nothing learned for so long wants a reason
+BUSY_SHARE = 0.3  # of a standstill
 
 ReplayInfo = replay_pb2.GetReplayInfoResponse
 LearnerInfo = parameters_pb2.GetLearnerInfoResponse
@@ -36,6 +37,7 @@ class Watch:
     faults: List[str] = field(default_factory=list)
     longest_stall_s: float = 0.0
     _moved_s: float = 0.0
+    _moved_busy_s: float = 0.0
     _last_updates: int = -1
     _looked_s: float = 0.0
     _unexplained_s: Optional[float] = None
@@ -43,14 +45,24 @@ class Watch:
     def __post_init__(self) -> None:
         self._moved_s = self._looked_s = self.began_s
 
-    def see(self, now_s: float, replay: Optional[ReplayInfo], learner: Optional[LearnerInfo]) -> None:
-        """Take in a look; None: no answer came."""
+    def see(
+        self, now_s: float, replay: Optional[ReplayInfo], learner: Optional[LearnerInfo], busy_s: float = 0.0
+    ) -> None:
+        """Take in a look.
+
+        Args:
+            now_s: when.
+            replay: its answer; None: none came.
+            learner: likewise.
+            busy_s: how long the learner's main thread has computed by now, or waited for a processor. Who does so for
+                most of a standstill waits for nobody.
+        """
         if learner is not None:
             self._see_versions(learner)
             if learner.run_state == parameters_pb2.RUN_STATE_TRAINING:
                 self.first_updates.setdefault(learner.chief_incarnation, learner.updates)
             if learner.updates != self._last_updates:
-                self._last_updates, self._moved_s = learner.updates, now_s
+                self._last_updates, self._moved_s, self._moved_busy_s = learner.updates, now_s, busy_s
                 self.updates = max(self.updates, learner.updates)
         waits = waits_of(self.addresses, replay, learner)
         for wait in waits:
@@ -59,7 +71,7 @@ class Watch:
         self._looked_s = now_s
         stall_s = now_s - self._moved_s
         self.longest_stall_s = max(self.longest_stall_s, stall_s)
-        if waits or stall_s < STALL_S:
+        if waits or stall_s < STALL_S or busy_s - self._moved_busy_s > BUSY_SHARE * stall_s:
             self._unexplained_s = None
             return
         # Answers of the two are not of one instant: a reason that is missing for a moment is none that is missing.
@@ -88,11 +100,18 @@ class Watch:
 class Observer:
     """Two threads that ask replay and learner; `with` runs them."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, busy_s: Callable[[], float]) -> None:
+        """Prepare.
+
+        Args:
+            target: whom to ask.
+            busy_s: see `Watch.see`.
+        """
         self.watch = Watch(target.addresses, time.monotonic())
         self.replay: Optional[ReplayInfo] = None  # the latest answer; None while there is none
         self.learner: Optional[LearnerInfo] = None
         self._target = target
+        self._busy_s = busy_s
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._threads = [
@@ -117,7 +136,7 @@ class Observer:
                 answer = _answer_of(ask)
                 with self._lock:
                     setattr(self, name, answer)
-                    self.watch.see(time.monotonic(), self.replay, self.learner)
+                    self.watch.see(time.monotonic(), self.replay, self.learner, self._busy_s())
 
 
 def ask_replay(target: Target) -> Optional[ReplayInfo]:

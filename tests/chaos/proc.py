@@ -49,6 +49,15 @@ def state(pid: int) -> str:
         return ""
 
 
+def busy_s(pid: int) -> float:
+    """Seconds that a process's main thread has computed, or waited for a processor to compute; 0 if it is gone."""
+    try:
+        computed, waited, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
+    except (OSError, ValueError):
+        return 0.0
+    return (int(computed) + int(waited)) / 1e9
+
+
 def marked_processes(mark: str) -> Dict[int, str]:
     """Living processes that were started with `mark`: number -> command."""
     found: Dict[int, str] = {}

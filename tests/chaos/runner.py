@@ -6,6 +6,7 @@ import secrets
 import shutil
 import time
 import zlib
+from functools import partial
 from pathlib import Path
 from typing import Callable, Dict, List, Sequence
 
@@ -67,7 +68,7 @@ def _run_one(outcome: Outcome, folder: Path) -> None:
         env_kwargs=scenario.env_kwargs,
     )
     try:
-        with Observer(system.target()) as observer:
+        with Observer(system.target(), partial(system.busy_s, "learner")) as observer:
             _course(Trial(outcome, system, observer))
     except Broken as error:
         outcome.faults.append(str(error))

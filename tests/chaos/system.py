@@ -18,7 +18,7 @@ from services.cli import certs_command
 from services.cli.target import Addresses, Target
 from services.common.config.security import SecuritySection
 from tests.chaos.cables import Cables
-from tests.chaos.proc import MARK, state
+from tests.chaos.proc import MARK, busy_s
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = "chaos"
@@ -61,6 +61,7 @@ def service_environ() -> Dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "proto")]),
         "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
         "MALLOC_ARENA_MAX": "2",
     }
 
@@ -233,6 +234,10 @@ class System:
     def pid(self, name: str) -> int:
         return self._processes[name].pid
 
+    def busy_s(self, name: str) -> float:
+        """See `tests.chaos.proc.busy_s`; of the present life."""
+        return busy_s(self.pid(name)) if name in self._processes else 0.0
+
     def is_alive(self, name: str) -> bool:
         return self._processes[name].poll() is None
 
@@ -259,7 +264,8 @@ class System:
             try:
                 code = self._processes[name].wait(STOP_S + 2)  # with what the machine takes to schedule it
             except subprocess.TimeoutExpired:
-                faults.append(f"{name} does not stop within {STOP_S:g} s of SIGTERM")
+                faults.append(f"{name} does not stop within {STOP_S:g} s of SIGTERM; its log says where it is")
+                self._processes[name].send_signal(signal.SIGABRT)  # faulthandler prints the threads
                 continue
             if code != 0:
                 faults.append(f"{name} ends with {code} when it is asked to stop: {self.last_words(name)}")
@@ -317,6 +323,3 @@ class System:
     def logged(self, name: str, pattern: str) -> List[Tuple[str, ...]]:
         """The groups of each match of `pattern` in a service's log."""
         return [match.groups() for match in re.finditer(pattern, self.log(name))]
-
-    def is_frozen(self, name: str) -> bool:
-        return state(self.pid(name)) == "T"

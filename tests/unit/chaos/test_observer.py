@@ -74,6 +74,14 @@ def test_who_learns_stands_not_still() -> None:
     assert looker.updates == 59
 
 
+@pytest.mark.parametrize(("share", "faults"), [(0.0, 1), (0.1, 1), (0.9, 0)])
+def test_a_learner_that_computes_waits_for_nobody(share: float, faults: int) -> None:
+    looker = watch()
+    for quarter in range(80):
+        looker.see(quarter / 4, replay(), learner(5), busy_s=7.0 + share * quarter / 4)
+    assert len(looker.faults) == faults
+
+
 @pytest.mark.parametrize(
     ("then", "words"),
     [
