@@ -48,11 +48,9 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     why_not = isolation.refusal()
     if not why_not and not isolation.is_inside():
         return isolation.enter(MODULE, words)
-    if why_not:
-        print(f"NOT TESTED: networks and disks; {why_not}", flush=True)
-    else:
+    if not why_not:
         isolation.prepare()
-    lacking = isolation.lacking()
+    lacking = isolation.lacking(why_not)
     for need, reason in lacking.items():
         print(f"NOT TESTED: whatever needs {need}; {reason}", flush=True)
     seed = options.seed if options.seed is not None else secrets.randbelow(1_000_000)

@@ -13,15 +13,14 @@ import numpy as np
 
 from services.common.ring_layout import CHUNKS_FOLDER, FORMAT_FILE, column_file, read_format
 from services.replay import records
-from services.replay.chunk_log import segments_in
+from services.replay.chunk_log import SPARE_BYTES, segments_in
 from tests.chaos.isolation import NAMESPACE, run
 from tests.chaos.scenario import Scenario
 from tests.chaos.trial import Trial
 
 KIND = "disk"
 RING_SETTINGS = {"replay.capacity": "60000"}
-# One step a chunk: the log of chunks grows as fast as it can, and nobody waits for the learner.
-TINY_CHUNKS = {**RING_SETTINGS, "env.lanes": "1", "actor.chunk_steps": "1", "replay.samples_per_insert": "0"}
+LEFT_BYTES = SPARE_BYTES + (6 << 10)  # of a log's file: room for two dozen records before a new one is needed
 
 
 def small_disk(trial: Trial, folder: Path, megabytes: int) -> None:
@@ -64,10 +63,25 @@ def flip(file: Path, offset: int, bits: int = 0xFF) -> None:
         stream.write(bytes([byte ^ bits]))
 
 
+def age_log(folder: Path) -> None:
+    """Write on in a log, as a replay does that has run for hours, until its file is all but full."""
+    segment = segments_in(folder)[-1].file
+    data = segment.read_bytes()
+    parsed = records.parse(data)
+    record = records.pack_state(records.counts_of(parsed.records[-1]))
+    count = (len(data) - LEFT_BYTES - parsed.end) // len(record)
+    with segment.open("r+b") as stream:
+        stream.seek(parsed.end)
+        stream.write(record * max(0, count))
+
+
 def full_under_the_log(trial: Trial) -> None:
     """The log of chunks needs a new file, and there is no room: inserts wait and say so."""
     small_disk(trial, trial.system.folder / "rings", 24)
     trial.begin()
+    trial.kill("replay")
+    age_log(trial.system.ring / CHUNKS_FOLDER)
+    trial.start_and_measure("replay")
     with filled(trial.system.folder / "rings"):
 
         def held() -> bool:
@@ -96,14 +110,14 @@ def full_under_the_checkpoints(trial: Trial) -> None:
     trial.begin()
     with filled(trial.system.folder / "runs"):
         seen = _learner_ends(trial, "space")
-    trial.resume_learner(seen)
+    trial.resume_learner(seen, periods=2)  # the period whose checkpoint failed, and what its end takes
 
 
 def read_only_checkpoints(trial: Trial) -> None:
     """The folder of the checkpoints becomes read-only."""
     with read_only(trial.system.run_folder / "checkpoints"):
         seen = _learner_ends(trial, "cannot write", "Read-only")
-    trial.resume_learner(seen)
+    trial.resume_learner(seen, periods=2)
 
 
 def _learner_ends(trial: Trial, *words: str) -> int:
@@ -182,7 +196,7 @@ def scenarios() -> List[Scenario]:
     return [
         Scenario(
             "full_under_the_log", KIND, "no room for the next file of the chunk log", full_under_the_log,
-            settings=TINY_CHUNKS, needs=(NAMESPACE,), begins=False,
+            settings=RING_SETTINGS, needs=(NAMESPACE,), begins=False,
         ),
         Scenario(
             "full_at_the_replays_start", KIND, "kill -9 of the replay, and its disk is full", full_at_the_replays_start,

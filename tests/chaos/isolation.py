@@ -58,11 +58,11 @@ def prepare() -> None:
     run("mount", "-t", "tmpfs", "tmpfs", "/run/netns")
 
 
-def lacking() -> Dict[str, str]:
+def lacking(why_no_namespaces: str = "") -> Dict[str, str]:
     """What cannot be had here, with the reason, by the names above."""
     found: Dict[str, str] = {}
-    if not is_inside():
-        found[NAMESPACE] = "the harness does not run in namespaces of its own"
+    if why_no_namespaces:
+        found[NAMESPACE] = why_no_namespaces
     elif shutil.which("ip") is None or shutil.which("tc") is None:
         found[NAMESPACE] = "there is no `ip` and `tc` (iproute2) here"
     try:

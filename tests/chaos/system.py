@@ -253,7 +253,7 @@ class System:
     def thaw(self, name: str) -> None:
         os.kill(self.pid(name), signal.SIGCONT)
 
-    def stop(self, *names: str) -> List[str]:
+    def stop(self, *names: str, timeout_s: float = STOP_S) -> List[str]:
         """Ask services to stop; one sentence for each that does not do so in time with exit code 0."""
         faults = []
         for name in names:
@@ -262,9 +262,9 @@ class System:
                 self._processes[name].terminate()
         for name in names:
             try:
-                code = self._processes[name].wait(STOP_S + 2)  # with what the machine takes to schedule it
+                code = self._processes[name].wait(timeout_s + 1)  # with what the machine takes to end it
             except subprocess.TimeoutExpired:
-                faults.append(f"{name} does not stop within {STOP_S:g} s of SIGTERM; its log says where it is")
+                faults.append(f"{name} does not stop within {timeout_s:.0f} s of SIGTERM; its log says where it is")
                 self._processes[name].send_signal(signal.SIGABRT)  # faulthandler prints the threads
                 continue
             if code != 0:

@@ -19,7 +19,7 @@ from tests.chaos.journal import Answer, read_journals
 from tests.chaos.observer import Observer, ReplayInfo, ask_replay
 from tests.chaos.ring_rows import read_rows
 from tests.chaos.scenario import Measure, Outcome
-from tests.chaos.system import CHECKPOINT_PERIOD_S, ROOT, System, role_of, service_environ
+from tests.chaos.system import CHECKPOINT_PERIOD_S, ROOT, STOP_S, System, role_of, service_environ
 
 WARM_UPDATES = 200  # before anything is done to the system
 GO_ON_UPDATES = 150  # after all is over
@@ -40,8 +40,17 @@ class Broken(Exception):
 class Trial:
     """Runs one scenario; what it finds goes to `outcome`."""
 
-    def __init__(self, outcome: Outcome, system: System, observer: Observer) -> None:
+    def __init__(self, outcome: Outcome, system: System, observer: Observer, strain: float = 1.0) -> None:
+        """Prepare.
+
+        Args:
+            outcome: takes what is found.
+            system: not yet started.
+            observer: of it.
+            strain: how much slower than it should be the machine is: all limits are wider by that.
+        """
         self.outcome = outcome
+        self.strain = strain
         self.system = system
         self.observer = observer
         self.rng = random.Random(outcome.seed)
@@ -59,7 +68,7 @@ class Trial:
         Raises:
             Broken: it does not come in time, or a service ended.
         """
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + timeout_s * self.strain
         while True:
             found = look()
             if found:
@@ -83,7 +92,7 @@ class Trial:
 
     def add_measure(self, what: str, seconds: float, limit_s: float) -> float:
         """Something that was measured elsewhere."""
-        self.outcome.measures.append(Measure(what, seconds, limit_s))
+        self.outcome.measures.append(Measure(what, seconds, limit_s * self.strain))
         return seconds
 
     def note(self, text: str) -> None:
@@ -163,7 +172,7 @@ class Trial:
         """SIGTERM."""
         for name in names:
             self.remember(name)
-        self.outcome.faults += self.system.stop(*names)
+        self._stop(*names)
         self._died_wall_s.update({name: time.time() for name in names})
 
     def kill_and_start(self, name: str) -> None:
@@ -183,6 +192,9 @@ class Trial:
     def checkpoints(self) -> List[Path]:
         """Those that are whole, the oldest first."""
         return sorted(self.system.run_folder.glob("checkpoints/[!.]*.safetensors"))
+
+    def _stop(self, *names: str) -> None:
+        self.outcome.faults += self.system.stop(*names, timeout_s=STOP_S * self.strain)
 
     def note_end(self, name: str) -> None:
         """It ended now, by whatever means."""
@@ -211,14 +223,14 @@ class Trial:
             self.fault(f"the learner says that it lost {lost} updates behind {updates}, and {seen} were seen")
         if updates != int(checkpoint.stem):
             self.fault(f"the learner resumes from update {updates}, and not from {checkpoint.name}")
-        if age_s > periods * CHECKPOINT_PERIOD_S + 3.0:  # with what a busy machine takes to write one
+        if age_s > periods * CHECKPOINT_PERIOD_S + 3.0 * self.strain:  # with what it takes to write one
             self.fault(f"the checkpoint was {age_s:.1f} s old when the learner ended: more is lost than may be")
 
     def is_refused(self, name: str, *words: str) -> None:
         """A start that must end with one sentence that holds `words`, and with exit code 2."""
         before = len(self.system.log(name))
         self.system.start(name)
-        code = self.system.wait(name, 60.0)
+        code = self.system.wait(name, 60.0 * self.strain)
         self.says_why(name, code, before, *words)
 
     def says_why(self, name: str, code: int, before: int, *words: str) -> None:
@@ -295,12 +307,12 @@ class Trial:
     def finish(self) -> None:
         """Stop everything in order, and account for every step."""
         others = [name for name in self.system.names if name not in ("replay", "learner")]
-        self.outcome.faults += self.system.stop(*[name for name in others if self.system.is_alive(name)])
+        self._stop(*[name for name in others if self.system.is_alive(name)])
         if self.system.is_alive("learner"):
-            self.outcome.faults += self.system.stop("learner")
+            self._stop("learner")
         info = ask_replay(self.system.target())
         self.outcome.faults += self.system.unexpected_ends()
-        self.outcome.faults += self.system.stop("replay")
+        self._stop("replay")
         if info is None:
             self.fault("the replay does not answer at the end")
             return
