@@ -6,10 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Dict, List, Sequence
 
 from typing_extensions import Self
+
+from services.common.errors import EXIT_CRASH
 
 INSIDE = "SHOALCHAOS_INSIDE"  # set in the namespaces; no SHOAL_ variable, which services would read
 NAMESPACES = ["--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
@@ -31,14 +34,21 @@ def refusal() -> str:
 
 
 def enter(module: str, arguments: Sequence[str]) -> int:
-    """Run `module` inside of namespaces and return its exit code."""
+    """Run `module` inside of namespaces and return its exit code; whatever ends this process ends all in there."""
+    lifeline, held = os.pipe()
     command = [*_unshare(), sys.executable, "-m", module, *arguments]
-    with subprocess.Popen(command, env={**os.environ, INSIDE: "1"}) as process:
-        while True:
-            try:
-                return process.wait()
-            except KeyboardInterrupt:  # it has heard the same, and ends in its own way
-                continue
+    with subprocess.Popen(command, env={**os.environ, INSIDE: str(lifeline)}, pass_fds=[lifeline]) as process:
+        os.close(lifeline)
+        try:
+            return process.wait()
+        finally:
+            os.close(held)
+
+
+def _follow(lifeline: int) -> None:
+    """End when the other end of a pipe is closed; as the first process of its namespace it takes all others along."""
+    os.read(lifeline, 1)
+    os._exit(EXIT_CRASH)
 
 
 def _unshare() -> List[str]:
@@ -51,7 +61,10 @@ def is_inside() -> bool:
 
 
 def prepare() -> None:
-    """Make the namespaces fit to work in: a loopback, and a place for the names of networks."""
+    """Make the namespaces fit to work in: a loopback, a place for names of networks, an end with whoever began."""
+    lifeline = int(os.environ[INSIDE])
+    os.set_inheritable(lifeline, False)
+    threading.Thread(target=_follow, args=(lifeline,), name="lifeline", daemon=True).start()
     run("ip", "link", "set", "lo", "up")
     run("mount", "--make-rprivate", "/")
     Path("/run/netns").mkdir(parents=True, exist_ok=True)
