@@ -7,7 +7,8 @@ from typing import Any, Deque, List
 
 import pytest
 
-from services.replay.waiting import WaitingRoom
+from services.replay.waiting import LATE_S, WaitingRoom
+from tests.fakes import FakeClock
 
 
 class Gate:
@@ -166,3 +167,17 @@ def test_deadlines_and_interruptions_end_a_wait(gate: Gate) -> None:
         thread.join(10.0)
     assert gate.room.count("Insert") == 0
     assert gate.pass_through("c") == "the replay is stopping"
+
+
+def test_who_is_told_to_come_again_waits_outside_until_it_is_let_in_or_stays_away(clock: FakeClock) -> None:
+    room = WaitingRoom(threading.RLock(), clock)
+    for _ in range(3):
+        room.turn_away("a", "Insert", "the disk is full", 0.5)
+        clock.now_s += 1.0
+    room.turn_away("b", "Insert", "the disk is full", 0.5)
+    told = [(w.peer_name, w.call, w.seconds, w.reason) for w in room.waiters()]
+    assert told == [("a", "Insert", 3.0, "the disk is full"), ("b", "Insert", 0.0, "the disk is full")]
+    assert room.wait("a", "Insert", lambda: "", 0.0) == ""
+    assert [w.peer_name for w in room.waiters()] == ["b"]
+    clock.now_s += 0.5 + LATE_S + 0.1  # it has gone
+    assert room.waiters() == []
