@@ -226,10 +226,10 @@ class Trial:
         if age_s > periods * CHECKPOINT_PERIOD_S + 3.0 * self.strain:  # with what it takes to write one
             self.fault(f"the checkpoint was {age_s:.1f} s old when the learner ended: more is lost than may be")
 
-    def is_refused(self, name: str, *words: str) -> None:
+    def is_refused(self, name: str, *words: str, flags: Optional[Mapping[str, str]] = None) -> None:
         """A start that must end with one sentence that holds `words`, and with exit code 2."""
         before = len(self.system.log(name))
-        self.system.start(name)
+        self.system.start(name, flags)
         code = self.system.wait(name, 60.0 * self.strain)
         self.says_why(name, code, before, *words)
 
