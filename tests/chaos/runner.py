@@ -72,8 +72,6 @@ def _run_one(outcome: Outcome, folder: Path) -> None:
     try:
         with Observer(system.target(), partial(system.busy_s, "learner")) as observer:
             strain = max(1.0, python_start_s() / USUAL_START_S)
-            if strain > 1.2:
-                outcome.notes.append(f"busy machine: limits x {strain:.1f}")
             _course(Trial(outcome, system, observer, strain))
     except Broken as error:
         outcome.faults.append(str(error))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
@@ -30,6 +31,8 @@ REPLAY_LIMIT_S = 2.0  # beside the start of Python
 # What a survivor may hold more than before: threads of gRPC's pools come with concurrency, and stay.
 SLACK = proc.Footprint(threads=10, files=6, mappings=60)
 
+USUAL_LOAD = 3.0  # of a core, by the system under test alone
+
 Found = TypeVar("Found")
 
 
@@ -47,10 +50,10 @@ class Trial:
             outcome: takes what is found.
             system: not yet started.
             observer: of it.
-            strain: how much slower than it should be the machine is: all limits are wider by that.
+            strain: how much slower than it should be the machine was just now.
         """
         self.outcome = outcome
-        self.strain = strain
+        self._strain = strain
         self.system = system
         self.observer = observer
         self.rng = random.Random(outcome.seed)
@@ -59,6 +62,11 @@ class Trial:
         self._died_wall_s: Dict[str, float] = {}
         self._footprints: Dict[str, Tuple[int, proc.Footprint]] = {}
         self.tolerated: Set[str] = set()  # services whose traceback is no fault
+
+    @property
+    def strain(self) -> float:
+        """By how much all limits are wider: the machine may be busy with other things, before or meanwhile."""
+        return max(self._strain, os.getloadavg()[0] / (os.cpu_count() or 1) / USUAL_LOAD)
 
     # --- waiting and measuring -----------------------------------------------------------------------------------
 
@@ -306,6 +314,8 @@ class Trial:
 
     def finish(self) -> None:
         """Stop everything in order, and account for every step."""
+        if self.strain > 1.2:
+            self.note(f"busy machine: limits x {self.strain:.1f}")
         others = [name for name in self.system.names if name not in ("replay", "learner")]
         self._stop(*[name for name in others if self.system.is_alive(name)])
         if self.system.is_alive("learner"):
