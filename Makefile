@@ -43,6 +43,10 @@ test: install  ## unit and integration tests
 e2e: install  ## real processes: training runs, kill -9 of each service
 	$(BIN)/python -m pytest -m e2e tests/e2e $(ARGS)
 
+.PHONY: chaos
+chaos: install  ## kill, freeze, cut, fill, damage: nothing may be lost or doubled; ARGS=--quick for four minutes
+	$(BIN)/python -m tests.chaos $(ARGS)
+
 .PHONY: deploy-test
 deploy-test: install  ## machines with a real systemd, installed from the wheel (root; minutes)
 	$(BIN)/python -m pytest -m deploy tests/deploy $(ARGS)

@@ -95,15 +95,23 @@ def call_once(method: Callable[..., Response], request: Any, *, timeout_s: float
     try:
         return method(request, timeout=timeout_s)
     except grpc.RpcError as error:
-        answer: Any = error  # a unary call's error is its grpc.Call too
-        code: grpc.StatusCode = answer.code()
-        details = answer.details() or code.name
+        code, details = _told_by(error)
         is_oversize = code == grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details
         if code in RETRIED and not is_oversize:
             raise Unavailable(f"{code.name.lower()}: {details}") from None
         if code in REFUSALS or is_oversize:
             raise Refused(details) from None
         raise
+
+
+def _told_by(error: Any) -> Tuple[grpc.StatusCode, str]:
+    """Code and details of a unary call's error, which is its grpc.Call too.
+
+    Apart, for a variable beside `error` would be a cycle through the frame: it and all that its callers hold would stay
+    until the collector has looked at everything, which takes hours where objects are many and old.
+    """
+    code: grpc.StatusCode = error.code()
+    return code, error.details() or code.name
 
 
 class Caller:

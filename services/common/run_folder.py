@@ -65,6 +65,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.helpers = path / "helpers"
         self.versions = path / "versions.json"
+        self.updates_done = path / "updates_done"
         self.tensorboard = path / "tensorboard"
         self.staleness = path / "staleness.jsonl"
         self.non_finite = path / "non_finite"

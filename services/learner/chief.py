@@ -37,6 +37,7 @@ from services.learner.checkpoint import Checkpoint, CheckpointFolder, generator_
 from services.learner.checkpoint_metrics import CheckpointMetrics
 from services.learner.chief_metrics import WAIT_REASONS, ChiefMetrics
 from services.learner.collaboration import Collaboration
+from services.learner.done_updates import DoneUpdates
 from services.learner.drain import UNDO, Drain
 from services.learner.env_steps import AcknowledgedSteps
 from services.learner.farewell import wait_for_readers
@@ -87,6 +88,7 @@ class Chief:
             best_updates=lambda: self._servicer.best_updates,
         )
         self._resumed = self._load_checkpoint()
+        self._done = DoneUpdates(self._folder.updates_done)
         self._stand_ins = np.random.default_rng(config.run.seed)
         if self._resumed is not None and STAND_INS in self._resumed.generators:
             self._stand_ins.bit_generator.state = self._resumed.generators[STAND_INS]
@@ -268,6 +270,11 @@ class Chief:
         staleness = self._make_staleness()
         publisher.publish()
         self._folder.save_progress(monitor.progress(learner.updates))
+
+        def after_update() -> None:
+            self._done.note(learner.updates)
+            publisher.publish_if_due()
+
         self._lifecycle.spawn("env-steps", lambda: self._steps.watch(self._replay, self._lifecycle, statistics))
         self._replay.start(schema)
         updater = self._collaboration.begin(
@@ -300,7 +307,7 @@ class Chief:
                 self._make_guard(updater),
                 monitor,
                 staleness,
-                publish_if_due=publisher.publish_if_due,
+                publish_if_due=after_update,
                 checkpoint_if_due=checkpointer.save_if_due,
                 rest=rest,
                 max_updates=settings.max_updates,
@@ -410,5 +417,10 @@ class Chief:
         learner = build_learner(config, schema, config.run.seed)
         if resumed is not None:
             learner.load_state(resumed.state)
-            self._log.info("resumed", updates=learner.updates, env_steps=self._steps.total)
+        lost = self._done.updates - learner.updates  # since the checkpoint, by a life that was killed
+        if resumed is not None:
+            self._log.info("resumed", updates=learner.updates, lost_updates=max(0, lost), env_steps=self._steps.total)
+        elif lost > 0:
+            self._log.warning("training begins anew: it ended before its first checkpoint", lost_updates=lost)
+        self._done.note(learner.updates)
         return learner

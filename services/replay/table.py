@@ -194,7 +194,7 @@ class Table:
             return InsertResult(InsertStatus.REFUSED, refusal.sentence, verdict.next_sequence)
         full = self._journal.why_full()
         if full:
-            self._admission.note_wait(actor, incarnation, full, self._clock())
+            self._waiting.turn_away(actor, "Insert", full, RETRY_AFTER_S)
             return InsertResult(InsertStatus.BLOCKED, full, verdict.next_sequence, RETRY_AFTER_S)
         return None
 

@@ -16,6 +16,7 @@ SAME_WAIT_S = 5.0  # who leaves without success and comes back so soon has waite
 MAX_KEPT = 4096  # places of callers who left; the oldest are forgotten, and stand at the end if they come again
 
 Place = Tuple[int, int]  # (round, ticket): lower goes first
+LATE_S = 2.0  # after its time, a call that was told to come again is not taken for one that still waits
 
 
 class _Kept(NamedTuple):
@@ -37,6 +38,13 @@ class _Waiter:
     displaced: bool = False
 
 
+@dataclass
+class _TurnedAway:
+    since_s: float
+    until_s: float
+    reason: str
+
+
 class WaitingRoom:
     """The calls that wait, one line for each kind of call. Every method is called with the lock held.
 
@@ -52,6 +60,7 @@ class WaitingRoom:
         self._waits = waits or Waits(REASONS, clock)
         self._lines: Dict[str, List[_Waiter]] = {}
         self._kept: OrderedDict[Tuple[str, str], _Kept] = OrderedDict()  # of who left without success, by call and peer
+        self._turned_away: Dict[Tuple[str, str], _TurnedAway] = {}  # by call and peer
         self._tickets = 0
         self._interruption = ""  # why nobody may wait any more; empty while all is well
 
@@ -81,6 +90,7 @@ class WaitingRoom:
         Returns:
             "" when the call may go on, and else the sentence why not.
         """
+        self._turned_away.pop((call, peer_name), None)
         line = self._lines.setdefault(call, [])
         why = reason()
         if not line and not why:
@@ -107,6 +117,25 @@ class WaitingRoom:
             self._waits.end(wait)
             line.remove(waiter)
             self._wake_first(line)
+
+    def turn_away(self, peer_name: str, call: str, reason: str, retry_after_s: float) -> None:
+        """Note that a call was not let in, and is to come again: its peer waits all the same, outside.
+
+        Args:
+            peer_name: of the caller.
+            call: its kind.
+            reason: one sentence why.
+            retry_after_s: when it was told to come again.
+        """
+        now_s = self._clock()
+        self._forget_who_stayed_away(now_s)
+        before = self._turned_away.get((call, peer_name))
+        since_s = before.since_s if before else now_s
+        self._turned_away[call, peer_name] = _TurnedAway(since_s, now_s + retry_after_s + LATE_S, reason)
+
+    def _forget_who_stayed_away(self, now_s: float) -> None:
+        for key in [key for key, turned_away in self._turned_away.items() if turned_away.until_s < now_s]:
+            del self._turned_away[key]
 
     def _make_waiter(self, line: List[_Waiter], peer_name: str, call: str, why: str) -> _Waiter:
         now_s = self._clock()
@@ -174,6 +203,11 @@ class WaitingRoom:
     def waiters(self) -> List[WaiterInfo]:
         """Who waits, those who are next first."""
         now_s = self._clock()
-        return [
+        self._forget_who_stayed_away(now_s)
+        inside = [
             WaiterInfo(w.peer_name, w.call, now_s - w.since_s, w.reason) for line in self._lines.values() for w in line
+        ]
+        return inside + [
+            WaiterInfo(peer_name, call, now_s - outside.since_s, outside.reason)
+            for (call, peer_name), outside in self._turned_away.items()
         ]

@@ -24,6 +24,7 @@ from services.common.config.run import RunConfig
 from services.common.errors import UserError
 from services.common.lifecycle import Lifecycle
 from services.common.peer import Peer
+from services.learner.done_updates import DoneUpdates
 from services.learner.version_reservation import RESERVED_BLOCK
 from services.replay.__main__ import table_settings
 from services.replay.inspection import InspectOrder
@@ -246,6 +247,26 @@ def test_a_resumed_chief_goes_on_where_it_was_with_versions_of_its_own(run: Run)
     assert "resumed" in run.log.events("info")
     assert set(second.state) == set(first.state)
     assert any((second.state[name] != first.state[name]).any() for name in first.state)
+
+
+def test_a_chief_that_was_killed_says_how_many_updates_are_lost(run: Run) -> None:
+    def lost() -> List[int]:
+        return [values["lost_updates"] for _, event, values in run.log.lines if event == "resumed"]
+
+    run.fill()
+    run.train()
+    done = DoneUpdates(run.tmp_path / RUN_ID / "updates_done")
+    assert done.updates == 50
+    done.note(57)  # of a life that was killed before its next checkpoint
+    run.train(**{"learner.max_updates": 60})
+    run.train(**{"learner.max_updates": 70})
+    assert lost() == [7, 0]
+    assert done.updates == 70
+    for file in (run.tmp_path / RUN_ID / "checkpoints").iterdir():
+        file.unlink()
+    run.train(**{"learner.max_updates": 10})
+    (values,) = [values for level, _, values in run.log.lines if level == "warning" and "lost_updates" in values]
+    assert values["lost_updates"] == 70
 
 
 def test_a_finished_run_trains_no_further(run: Run) -> None:

@@ -379,10 +379,13 @@ def test_a_disk_that_fills_up_holds_inserts_with_a_reason_and_loses_nothing(smal
     assert answer.status is InsertStatus.BLOCKED
     assert re.search(r"no space is left for '.*/ring/chunks/00000001\.log', and the chunk log needs", answer.reason)
     assert answer.retry_after_s > 0.0
+    (waiter,) = table.info().waiters  # whoever asks who waits, and why, is told
+    assert (waiter.peer_name, waiter.call, waiter.reason) == ("a", "Insert", answer.reason)
     assert table.sample(1, 16, max_wait_s=0.0).reason == ""  # who draws is not held up
     assert table.info().steps.acknowledged == 2 * sequence
     (disk / "ballast").unlink()
     assert table.insert("a", 1, chunk, max_wait_s=0.0).status is InsertStatus.APPLIED
+    assert table.info().waiters == []
     assert table.check_valid() is None
     folder.close()
     folder = RingFolder.open(disk / "ring", "abc", 1 << 18)

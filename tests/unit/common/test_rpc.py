@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import random
 import threading
 import time
+import weakref
 from typing import Any, Callable, List
 
 import grpc
@@ -244,6 +246,23 @@ def test_an_oversize_message_is_refused_where_it_is_made(serve: Serve, caller: A
     client = caller(serve(replay_pb2_grpc.add_ReplayServiceServicer_to_server, Replay(lambda _context: None)))
     with pytest.raises(Refused, match="larger than max"):
         client.call(replay_pb2_grpc.ReplayServiceStub(client.channel).Sample, request, timeout_s=30)
+
+
+def test_a_call_that_fails_keeps_nothing_of_its_callers_alive(free_address: Any) -> None:
+    class Held:
+        """What a caller's frame holds, as a mapped ring with all of its files."""
+
+    def fail() -> weakref.ref[Held]:
+        held = Held()
+        with connect(free_address()) as channel, pytest.raises(Unavailable):
+            call_once(replay_pb2_grpc.ReplayServiceStub(channel).GetInfo, INFO, timeout_s=5.0)
+        return weakref.ref(held)
+
+    gc.disable()  # nothing may have to wait for the collector
+    try:
+        assert fail()() is None
+    finally:
+        gc.enable()
 
 
 def test_backoff_is_full_jitter_up_to_its_limit() -> None:

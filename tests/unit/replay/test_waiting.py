@@ -9,7 +9,7 @@ import pytest
 
 from services.common.waits import Waits
 from services.replay import waiting
-from services.replay.waiting import INSERT_LIMITER, REASONS, SAMPLE_LIMITER, SAMPLE_MIN_SIZE, WaitingRoom
+from services.replay.waiting import INSERT_LIMITER, LATE_S, REASONS, SAMPLE_LIMITER, SAMPLE_MIN_SIZE, WaitingRoom
 from tests.fakes import FakeClock
 
 
@@ -219,3 +219,17 @@ def test_a_wait_is_counted_for_the_reason_that_holds_it_now(clock: FakeClock) ->
     found = waits.seconds()
     assert (found[SAMPLE_MIN_SIZE].total_s, found[SAMPLE_LIMITER].total_s) == (2.0, 1.0)
     assert not any(waited.now_s for waited in found.values())
+
+
+def test_who_is_told_to_come_again_waits_outside_until_it_is_let_in_or_stays_away(clock: FakeClock) -> None:
+    room = WaitingRoom(threading.RLock(), clock)
+    for _ in range(3):
+        room.turn_away("a", "Insert", "the disk is full", 0.5)
+        clock.now_s += 1.0
+    room.turn_away("b", "Insert", "the disk is full", 0.5)
+    told = [(w.peer_name, w.call, w.seconds, w.reason) for w in room.waiters()]
+    assert told == [("a", "Insert", 3.0, "the disk is full"), ("b", "Insert", 0.0, "the disk is full")]
+    assert room.wait("a", "Insert", lambda: "", 0.0) == ""
+    assert [w.peer_name for w in room.waiters()] == ["b"]
+    clock.now_s += 0.5 + LATE_S + 0.1  # it has gone
+    assert room.waiters() == []
