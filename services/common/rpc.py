@@ -98,8 +98,10 @@ def call_once(method: Callable[..., Response], request: Any, *, timeout_s: float
         code, details = _told_by(error)
         is_oversize = code == grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details
         if code in RETRIED and not is_oversize:
+            error.__traceback__ = None  # gRPC's interceptors keep the error in one of these frames: a cycle too
             raise Unavailable(f"{code.name.lower()}: {details}") from None
         if code in REFUSALS or is_oversize:
+            error.__traceback__ = None
             raise Refused(details) from None
         raise
 

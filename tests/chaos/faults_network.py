@@ -10,12 +10,12 @@ from typing import List, Tuple
 from tests.chaos.isolation import NAMESPACE
 from tests.chaos.scenario import Scenario
 from tests.chaos.system import CABLES
-from tests.chaos.trial import Trial
+from tests.chaos.trial import ACTOR_LIMIT_S, Trial
 
 KIND = "network"
 CUT_S = 12.0  # longer than the deadline of any call
 SLOW_KBIT, SLOW_S = 2000, 15.0
-CRAWL_KBIT = 200
+CRAWL_KBIT, CRAWL_LIMIT_S = 200, 60.0  # a set of parameters alone takes seconds
 RECONNECT_LIMIT_S = 20.0
 NUM_RESENDS = 40
 NUM_HALF_OPEN = 60  # as many as the replay has threads
@@ -46,12 +46,14 @@ def isolate(trial: Trial, name: str, seconds: float = CUT_S) -> None:
     _talks_again(trial, updates, inserted_s)
 
 
-def slow(trial: Trial, kbit: int = SLOW_KBIT, seconds: float = SLOW_S) -> None:
+def slow(trial: Trial, kbit: int = SLOW_KBIT, seconds: float = SLOW_S, limit_s: float = ACTOR_LIMIT_S) -> None:
     """Cables of an actor and of the learner carry little; a new actor has to come up over them."""
     pairs = [("replay", "actor-0"), ("learner", "actor-0"), ("replay", "learner")]
     for pair in pairs:
         trial.system.cables.slow(*pair, kbit)
-    trial.kill_and_start("actor-0")
+    trial.kill("actor-0")
+    since_s = trial.system.start("actor-0")
+    trial.measure("actor-0 at work", since_s, partial(trial.is_at_work, "actor-0"), limit_s)
     trial.hold(seconds)
     updates, inserted_s = trial.observer.watch.updates, time.monotonic()
     for pair in pairs:
@@ -127,7 +129,7 @@ def scenarios() -> List[Scenario]:
         ),
         Scenario(
             "crawling_link", KIND, f"links of {CRAWL_KBIT} kbit/s, over which an actor is replaced",
-            partial(slow, kbit=CRAWL_KBIT), layout=CABLES, needs=(NAMESPACE,),
+            partial(slow, kbit=CRAWL_KBIT, limit_s=CRAWL_LIMIT_S), layout=CABLES, needs=(NAMESPACE,),
         ),
         Scenario(
             "half_open", KIND, "an actor's machine vanishes, and its connections stay open", half_open,

@@ -26,6 +26,7 @@ from services.common.rpc import (
     connect,
     refuse,
 )
+from services.common.security.transport import ClientSecurity
 from shoal.v1 import replay_pb2, replay_pb2_grpc
 from tests.conftest import Eventually, Serve
 from tests.fakes import FakeLog
@@ -248,13 +249,16 @@ def test_an_oversize_message_is_refused_where_it_is_made(serve: Serve, caller: A
         client.call(replay_pb2_grpc.ReplayServiceStub(client.channel).Sample, request, timeout_s=30)
 
 
-def test_a_call_that_fails_keeps_nothing_of_its_callers_alive(free_address: Any) -> None:
+@pytest.mark.parametrize(
+    "security", [ClientSecurity(), ClientSecurity(token=lambda: "a token")], ids=["plain", "token"]
+)
+def test_a_call_that_fails_keeps_nothing_of_its_callers_alive(security: ClientSecurity, free_address: Any) -> None:
     class Held:
         """What a caller's frame holds, as a mapped ring with all of its files."""
 
     def fail() -> weakref.ref[Held]:
         held = Held()
-        with connect(free_address()) as channel, pytest.raises(Unavailable):
+        with connect(free_address(), security) as channel, pytest.raises(Unavailable):
             call_once(replay_pb2_grpc.ReplayServiceStub(channel).GetInfo, INFO, timeout_s=5.0)
         return weakref.ref(held)
 
