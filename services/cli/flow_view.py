@@ -19,7 +19,8 @@ def flow_lines(training: TrainingState) -> List[Text]:
     """The stations with rates and depths, then the lag by part, then what is in the way."""
     lines = [_stations(training), _lag(training)]
     if training.learner is not None and training.learner.drain:
-        lines.append(Text(f" {training.learner.drain}; `shoal drain --undo` lets the run go on", style="bold cyan"))
+        text = f" {training.learner.drain}; `shoal drain --undo` lets the run go on"
+        lines.append(Text(text, style="bold cyan", no_wrap=True, overflow="ellipsis"))
     return lines
 
 

@@ -38,6 +38,7 @@ def render(
         hint: what keys do, at the upper right.
         lines: to show between the panels and the processes.
     """
+    lines = lines[: max(0, height - 1 - PANEL_ROWS)]
     parts: List[RenderableType] = [_title(snapshot, hint), _upper(snapshot, width), *lines]
     rows = height - 1 - PANEL_ROWS - 2 - len(lines)
     if rows >= 2:

@@ -55,7 +55,7 @@ class Top:
         hint = f"{HELP} {SORTS[(SORTS.index(self._sort) + 1) % len(SORTS)]}"
         named = {process.name for process in snapshot.processes}
         others = [wait for wait in training.waits if wait.who not in named][:MAX_OTHERS]
-        lines = [*flow_lines(training), *(Text(f" {wait.who}: {wait.short()}", style="yellow") for wait in others)]
+        lines = [*flow_lines(training), *(_one_line(f" {wait.who}: {wait.short()}") for wait in others)]
         return render(snapshot, width, height, hint, lines)
 
     def press(self, key: str) -> bool:
@@ -86,6 +86,10 @@ class Top:
         is_whole = training.replay is not None and training.learner is not None
         is_silent = not is_whole or any(each.silent_s for each in (training.replay, training.learner) if each)
         return EXIT_SILENT if is_silent or training.problem else EXIT_OK
+
+
+def _one_line(text: str) -> Text:
+    return Text(text, style="yellow", no_wrap=True, overflow="ellipsis")
 
 
 def facts(training: TrainingState, run: str, sort: str) -> Dict[str, Any]:

@@ -101,3 +101,16 @@ def test_the_live_view_survives_a_service_that_goes_sorts_by_a_key_and_quits_by_
         assert not live.is_alive()
         poller.stop()
     os.close(master)
+
+
+@pytest.mark.parametrize(("width", "height"), [(40, 12), (84, 20), (200, 60)])
+def test_a_frame_fits_its_terminal(flags: List[str], width: int, height: int) -> None:
+    poller = Poller(Operator(Addresses(flags[1], flags[3]), SecuritySection()), timeout_s=1.0)
+    poller.look()
+    console = Console(file=io.StringIO(), width=width, height=height, color_system=None, force_terminal=True)
+    console.print(Top(poller, "a", "name").frame(width, height))
+    written: Any = console.file
+    lines = written.getvalue().rstrip("\n").splitlines()
+    assert max(map(len, lines)) <= width
+    assert len(lines) <= height
+    poller.stop()

@@ -143,6 +143,7 @@ def test_a_chief_alone_is_plain_training_bit_for_bit(td3: Any, clock: FakeClock,
         FakeStaleness(),  # type: ignore[arg-type]
         publish_if_due=lambda: None,
         checkpoint_if_due=lambda: None,
+        rest=lambda: None,
         max_updates=300,
         importance_exponent=0.4,
     )

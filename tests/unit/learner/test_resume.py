@@ -133,6 +133,7 @@ class Life:
             FakeStaleness(),  # type: ignore[arg-type]
             publish_if_due=self.publisher.publish_if_due,
             checkpoint_if_due=lambda: None,
+            rest=lambda: None,
             max_updates=max_updates,
             importance_exponent=0.4,
         )
