@@ -13,7 +13,7 @@ FLUSH_PERIOD_S = 5.0
 
 
 class EventLog:
-    """A folder of event files. No thread of its own: a disk that fills up is heard where it happens, not at the exit."""
+    """A folder of event files. No thread of its own: a disk that fills up is heard where it happens."""
 
     def __init__(self, folder: Path, *, max_bytes: int) -> None:
         """Begin a file in `folder`.
@@ -28,6 +28,7 @@ class EventLog:
         self._folder = folder
         self._max_bytes = max_bytes
         self._flushed_at = time.monotonic()
+        self._writer: Any = None
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._begin()
@@ -74,7 +75,7 @@ class EventLog:
         from tensorboardX.event_file_writer import EventsWriter  # slow to import: not before the config is checked
 
         self._num_bytes = sum(file.stat().st_size for file in event_files(self._folder))
-        self._writer: Any = EventsWriter(str(self._folder / "events"), next_suffix(self._folder))
+        self._writer = EventsWriter(str(self._folder / "events"), next_suffix(self._folder))
 
     def _trouble(self, error: OSError) -> UserError:
         return UserError(f"cannot write TensorBoard events to {str(self._folder)!r}: {error.strerror}; free some space")
