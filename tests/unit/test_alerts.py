@@ -113,3 +113,10 @@ def test_prometheus_reads_the_alerts_and_alertmanager_knows_them() -> None:
     named = set(re.findall(r"Shoal[A-Z]\w+", (PROMETHEUS / "alertmanager.example.yml").read_text(encoding="utf-8")))
     assert len(named) > 5
     assert named <= {alert["alert"] for alert in alerts()}
+
+
+def test_the_runbook_names_documented_metrics_alone() -> None:
+    documented = set(re.findall(r"`((?:shoal|process)_[a-z0-9_]+)", METRICS.read_text(encoding="utf-8")))
+    named = set(re.findall(r"`((?:shoal|process)_[a-z0-9_]+)`", OPERATIONS.read_text(encoding="utf-8")))
+    assert len(named) > 20
+    assert named <= documented
