@@ -15,12 +15,12 @@ from services.replay.ring import Ring
 
 MAX_LANES = 8  # of one chunk that are described
 MAX_STEPS = 64  # of a sick lane that are described, the last of them the bad one
-MAX_REWARD = 1e30  # beyond it the return of an item could be more than float32 holds
+MAX_RETURN = float(np.finfo(np.float32).max)  # of an item
 
 
-def _bad_rewards(reward: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
-    """Where rewards of any shape are not finite, or so large that their sum might not be."""
-    bad: npt.NDArray[np.bool_] = ~(np.abs(reward) <= MAX_REWARD)  # which NaN is not
+def _bad_rewards(reward: npt.NDArray[np.float32], n_step: int) -> npt.NDArray[np.bool_]:
+    """Where rewards of any shape are not finite, or so large that the sum of n of them might not be."""
+    bad: npt.NDArray[np.bool_] = ~(np.abs(reward) <= MAX_RETURN / n_step)  # which NaN is not
     return bad
 
 
@@ -36,13 +36,15 @@ def _bad_rows(column: npt.NDArray[Any], num_leading: int) -> npt.NDArray[np.bool
     return bad
 
 
-def non_finite_lanes(chunk: Chunk) -> npt.NDArray[np.bool_]:
-    """Lanes <bool>[B] of which an observation, or the action or reward of a step, is not finite (or absurd).
+def non_finite_lanes(chunk: Chunk, n_step: int = 1) -> npt.NDArray[np.bool_]:
+    """Lanes <bool>[B] of which an observation, or the action or reward of a step, is not finite.
+
+    Neither counts a reward as finite whose like, n_step of them summed, would not be.
 
     Reward and action of a row that is no step are junk by contract and are not looked at.
     """
     columns = [chunk.action, *chunk.observation.values(), *chunk.final.observation.values()]
-    bad = _bad_rewards(chunk.reward)
+    bad = _bad_rewards(chunk.reward, n_step)
     if not bad.any() and all(column.dtype.kind != "f" or np.isfinite(column).all() for column in columns):
         return np.zeros(chunk.num_lanes, np.bool_)
     bad |= _bad_rows(chunk.action, 2)
@@ -126,7 +128,7 @@ def describe_sick(
         open_keys: <int64>[n_step], rows of the lane whose windows are open; -1: none.
     """
     final = np.flatnonzero(chunk.final.step % chunk.num_lanes == lane)
-    bad = _bad_columns(chunk, lane, final)
+    bad = _bad_columns(chunk, lane, final, len(open_keys))
     t = min(bad)
     keys = open_keys[open_keys >= ring.oldest_key]
     before = ring.slots(keys)
@@ -153,11 +155,14 @@ def describe_sick(
     )
 
 
-def _bad_columns(chunk: Chunk, lane: int, final: npt.NDArray[np.int64]) -> Dict[int, List[str]]:
+def _bad_columns(chunk: Chunk, lane: int, final: npt.NDArray[np.int64], n_step: int) -> Dict[int, List[str]]:
     """Names of the columns that are not finite, by step of the chunk; `final` are the lane's final observations."""
     found: Dict[int, List[str]] = {}
     valid = (chunk.flags[:, lane] & VALID) != 0
-    bad = {"action": _bad_rows(chunk.action[:, lane], 1) & valid, "reward": _bad_rewards(chunk.reward[:, lane]) & valid}
+    bad = {
+        "action": _bad_rows(chunk.action[:, lane], 1) & valid,
+        "reward": _bad_rewards(chunk.reward[:, lane], n_step) & valid,
+    }
     for name, column in chunk.observation.items():
         bad[f"observation.{name}"] = _bad_rows(column[:, lane], 1)
     for name, rows in bad.items():

@@ -143,7 +143,7 @@ class Table:
             TooManyPeers: as many actors as are let in have introduced themselves, and this is another.
         """
         refusal = why_refused(chunk, self.settings, self.newest_version)
-        lanes = non_finite_lanes(chunk) if chunk.num_steps > 0 else np.zeros(0, np.bool_)
+        lanes = non_finite_lanes(chunk, self.settings.n_step) if chunk.num_steps > 0 else np.zeros(0, np.bool_)
         clean = without_lanes(chunk, lanes) if chunk.num_steps > 0 else chunk
         came_s = self._clock()
         with self._lock:

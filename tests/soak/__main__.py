@@ -29,7 +29,7 @@ from tests.soak.traffic import Traffic, Window, quantile, run_at_full_speed
 
 ROOT = Path(__file__).resolve().parents[2]
 CAPACITY = 4096  # rows of the replay alone
-RUN_CAPACITY = 2000  # of the whole run
+RUN_CAPACITY = 640  # of the whole run
 P50_BOUND, P99_BOUND = 1.10, 1.5  # of a replay that ran for long, over one that has just begun
 READINGS = 60  # of each process
 START_S = 120.0
@@ -135,7 +135,7 @@ def soak_run(folder: Path, seconds: float, wraps: int) -> List[str]:
         "run.name": "soak",
         "replay.capacity": str(RUN_CAPACITY),
         "replay.samples_per_insert": "0.0",
-        "replay.min_size_to_sample": "500",
+        "replay.min_size_to_sample": "256",
         "replay.addresses": '["127.0.0.1:0"]',
         "learner.address": "127.0.0.1:0",
         "learner.max_updates": "1000000000",

@@ -86,6 +86,9 @@ def _load(server: ShoalServer, count: int, seconds: float, period_s: float, *, l
     draws.start()
     while any(process.poll() is None for process in processes):
         series.read(server.pid)
+        # Before all are there, and once some have gone, the limiter may well have nothing to give.
+        are_running = all(process.poll() is None for process in processes)
+        draws.counts_gaps = are_running and (draws.counts_gaps or len(traffic.info().actors) > count)
         time.sleep(0.5)
     draws.stop()
     results: List[Dict[str, Any]] = [one for process in processes for one in json.loads(process.communicate()[0])]
@@ -135,16 +138,20 @@ class Draws(threading.Thread):
         self._over = threading.Event()
         self.took_s: List[float] = []
         self.longest_gap_s = 0.0
+        self.counts_gaps = False
 
     def run(self) -> None:
         last_s = time.monotonic()
         while not self._over.wait(self._pause_s):
             took_s = self._traffic.try_sample(1.0)
             if took_s is None:
+                last_s = last_s if self.counts_gaps else time.monotonic()
                 continue  # the gap grows
             self.took_s.append(took_s)
             now_s = time.monotonic()
-            self.longest_gap_s, last_s = max(self.longest_gap_s, now_s - last_s), now_s
+            if self.counts_gaps:
+                self.longest_gap_s = max(self.longest_gap_s, now_s - last_s)
+            last_s = now_s
 
     def stop(self) -> None:
         self._over.set()
