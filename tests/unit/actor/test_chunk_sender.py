@@ -3,6 +3,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Any, Callable, Dict, List
 
 import grpc
@@ -18,6 +19,7 @@ from services.common.packing import CODECS
 from services.common.peer import Peer
 from services.common.rpc import Refused, Server
 from services.common.schema import ActionSpec, Schema, TensorSpec
+from services.common.waits import Waits
 from services.replay.servicer import ReplayServicer
 from services.replay.table import Table, TableSettings
 from shoal.v1 import experience_pb2, replay_pb2, replay_pb2_grpc
@@ -336,21 +338,29 @@ def test_a_full_buffer_holds_the_caller_until_the_stop_gives_up(
     make_sender: Any, lifecycle: Lifecycle, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chunk_sender, "FLUSH_BUDGET_S", 0.2)
-    sender = make_sender("127.0.0.1:1", buffer_chunks=1)
+    waits = Waits(("replay_full", "replay_away"))
+    sender = make_sender(
+        "127.0.0.1:1", buffer_chunks=1, full=partial(waits.on, "replay_full"), away=partial(waits.on, "replay_away")
+    )
     lifecycle.spawn("sender", sender.run)
     sender.put(_chunk(0))
     eventually(lambda: sender.depth == 0)  # it is on its way
+    eventually(lambda: waits.is_on("replay_away"))
+    assert not waits.is_on("replay_full")
     sender.put(_chunk(1))
     putting = threading.Thread(target=lambda: sender.put(_chunk(2)))
     putting.start()
     putting.join(0.25)
     assert putting.is_alive()
     assert sender.depth == 1
+    assert waits.is_on("replay_full")
     lifecycle.stop("test")
     putting.join(5)
     assert not putting.is_alive()
     _finish(sender, lifecycle)
     assert sender.dropped_steps == {"stopped": 3 * STEPS}
+    assert (sender.acknowledged_steps, sender.acknowledged_bytes) == (0, 0)
+    assert not [reason for reason in ("replay_full", "replay_away") if waits.is_on(reason)]
 
 
 def test_a_full_buffer_in_a_stop_is_delivered_with_the_callers_chunk(
@@ -461,3 +471,20 @@ def test_packed_images_arrive_as_they_were(
     assert len(camera.data) < chunk.observation["camera"].nbytes
     assert same(decode_chunk(request.chunk), chunk)
     assert replay.steps().acknowledged == 256
+
+
+def test_what_is_sent_is_counted_and_each_chunk_is_named(
+    replay: Replay, serve: Serve, make_sender: Any, lifecycle: Lifecycle, log: FakeLog
+) -> None:
+    sender = make_sender(serve(ADD, replay))
+    lifecycle.spawn("sender", sender.run)
+    for number in range(3):
+        sender.put(_chunk(number))
+    _finish(sender, lifecycle)
+    assert sender.acknowledged_steps == 3 * STEPS
+    # What is written at the send is not counted: sequence, ages and counters.
+    sizes = [request.chunk.ByteSize() for request in replay.requests]
+    assert sum(sizes) - 3 * 64 < sender.acknowledged_bytes <= sum(sizes)
+    peer = replay.requests[0].peer
+    named = [values["chunk"] for level, event, values in log.lines if event == "a chunk is acknowledged"]
+    assert named == [f"actor-0/{peer.incarnation:016x}/{number}" for number in range(3)]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 from typing import Any, List
 
 import pytest
@@ -11,6 +12,7 @@ from services.actor.parameter_client import ParameterClient
 from services.common.lifecycle import Lifecycle
 from services.common.peer import Peer
 from services.common.rpc import Stopped
+from services.common.waits import Waits
 from shoal.v1 import experience_pb2, parameters_pb2, parameters_pb2_grpc
 from tests.conftest import Eventually, Serve
 from tests.fakes import RUN_ID, FakeChief, FakeLog
@@ -25,12 +27,27 @@ def chief() -> FakeChief:
 
 
 @pytest.fixture
-def make_client(lifecycle: Lifecycle, log: FakeLog) -> Any:
+def waits() -> Waits:
+    return Waits(("parked", "chief_away"))
+
+
+@pytest.fixture
+def make_client(lifecycle: Lifecycle, log: FakeLog, waits: Waits) -> Any:
     made: List[ParameterClient] = []
 
     def make(address: str, poll_period_s: float = NEVER_S) -> ParameterClient:
         peer = Peer(RUN_ID, experience_pb2.ROLE_ACTOR, "actor-0")
-        made.append(ParameterClient(address, peer=peer, poll_period_s=poll_period_s, lifecycle=lifecycle, log=log))
+        made.append(
+            ParameterClient(
+                address,
+                peer=peer,
+                poll_period_s=poll_period_s,
+                lifecycle=lifecycle,
+                log=log,
+                parked=partial(waits.on, "parked"),
+                away=partial(waits.on, "chief_away"),
+            )
+        )
         return made[-1]
 
     yield make
@@ -226,11 +243,12 @@ def test_acting_waits_for_the_first_set(
 
 
 def test_an_actor_parks_until_its_set_is_confirmed_again(
-    client: ParameterClient, chief: FakeChief, log: FakeLog, eventually: Eventually
+    client: ParameterClient, chief: FakeChief, log: FakeLog, eventually: Eventually, waits: Waits
 ) -> None:
     chief.publish(4, 0.5)
     client.fetch()
     assert client.wait_for_newest(60).version == 4
+    assert waits.seconds()["parked"].total_s == 0
     got: List[Any] = []
     client._confirmed_at = time.monotonic() - 30
     assert 29 < client.age_s < 60
@@ -238,8 +256,10 @@ def test_an_actor_parks_until_its_set_is_confirmed_again(
     waiting.start()
     eventually(lambda: "parked: the parameters are too old" in log.events("warning"))
     assert got == []
+    assert waits.is_on("parked")
     client.fetch()  # the same version, but confirmed
     waiting.join(5)
+    assert not waits.is_on("parked")
     assert [one.version for one in got] == [4]
     assert "acting goes on" in log.events("info")
 
@@ -250,7 +270,10 @@ def test_a_stop_ends_the_wait_for_parameters(client: ParameterClient, lifecycle:
         client.wait_for_newest(60)
 
 
-def test_a_chief_that_is_away_is_told(make_client: Any, lifecycle: Lifecycle, eventually: Eventually) -> None:
+def test_a_chief_that_is_away_is_told(
+    make_client: Any, lifecycle: Lifecycle, eventually: Eventually, waits: Waits
+) -> None:
     client = make_client("127.0.0.1:1")
     lifecycle.spawn("parameters", client.run)
     eventually(lambda: client.waiting_for == "waiting for the chief at 127.0.0.1:1")
+    assert waits.is_on("chief_away")

@@ -6,6 +6,7 @@ import random
 import threading
 import time
 import weakref
+from functools import partial
 from typing import Any, Callable, List
 
 import grpc
@@ -27,6 +28,7 @@ from services.common.rpc import (
     refuse,
 )
 from services.common.security.transport import ClientSecurity
+from services.common.waits import Waits
 from shoal.v1 import replay_pb2, replay_pb2_grpc
 from tests.conftest import Eventually, Serve
 from tests.fakes import FakeLog
@@ -59,8 +61,8 @@ class Replay(replay_pb2_grpc.ReplayServiceServicer):
 def caller(log: FakeLog) -> Any:
     made: List[Caller] = []
 
-    def make(address: str) -> Caller:
-        made.append(Caller("replay", address, threading.Event(), log))
+    def make(address: str, **options: Any) -> Caller:
+        made.append(Caller("replay", address, threading.Event(), log, **options))
         return made[-1]
 
     yield make
@@ -99,12 +101,14 @@ def test_a_server_tells_its_health_until_it_stops(eventually: Eventually) -> Non
 def test_calls_are_repeated_until_the_server_comes_up(
     caller: Any, log: FakeLog, eventually: Eventually, free_address: Callable[[], str]
 ) -> None:
-    address = free_address()
-    replay, client, answers = Replay(lambda _context: None), caller(address), []
+    address, waits = free_address(), Waits(("replay_away",))
+    replay, answers = Replay(lambda _context: None), []
+    client = caller(address, held=partial(waits.on, "replay_away"))
     stub = replay_pb2_grpc.ReplayServiceStub(client.channel)
     asking = threading.Thread(target=lambda: answers.append(client.call(stub.GetInfo, INFO, timeout_s=5)))
     asking.start()
     eventually(lambda: client.waiting_for)
+    assert waits.is_on("replay_away")
     assert client.waiting_for == f"waiting for the replay at {address}"
     server = Server(address, max_workers=1, option_name="x")
     server.add(replay_pb2_grpc.add_ReplayServiceServicer_to_server, replay)
@@ -113,6 +117,10 @@ def test_calls_are_repeated_until_the_server_comes_up(
         asking.join(10)
         assert [answer.run_id for answer in answers] == ["here"]
         assert client.waiting_for == ""
+        assert not waits.is_on("replay_away")
+        waited_s = waits.seconds()["replay_away"].total_s
+        client.call(stub.GetInfo, INFO, timeout_s=5)
+        assert waits.seconds()["replay_away"].total_s == waited_s > 0
         assert log.events("warning") == []  # it was only starting
         assert log.events("info") == [f"waiting for the replay at {address}", f"the replay at {address} is there"]
         assert log.lines[0] == ("info", f"waiting for the replay at {address}", {})

@@ -99,3 +99,27 @@ def test_the_bound_holds_when_the_chief_comes_back_from_its_checkpoint(tmp_path:
     weighed = staleness.weigh(drawn, 100, np.ones(4, np.float32))
     assert weighed.tolist() == [0.0, 1.0, 1.0, 1.0]
     assert staleness.ledger.totals().lost == 1
+
+
+def test_what_would_be_trained_on_beyond_the_bound_is_counted(
+    tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metrics = Metrics("learner", "run-a")
+    staleness = DataStaleness(
+        StalenessRules(max_lag_updates=40),
+        EVERY_TEN,
+        tmp_path / "staleness.jsonl",
+        metrics,
+        run="run-a",
+        clock=clock,
+        wall_clock=clock,
+    )
+
+    def breaches() -> Any:
+        return metrics.registry.get_sample_value("shoal_learner_bound_breaches_total", {"run": "run-a"})
+
+    staleness.weigh(_drawn(5, 6), 95, WEIGHTS)
+    assert breaches() == 0
+    monkeypatch.setattr(StalenessRules, "weigh", lambda _rules, weights, _lag: weights)  # rules that do not hold
+    staleness.weigh(_drawn(5, 6), 95, WEIGHTS)
+    assert breaches() == 1

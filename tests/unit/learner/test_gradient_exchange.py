@@ -3,12 +3,14 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, Callable, Iterator, List
 
 import numpy as np
 import pytest
 
 from services.common.rpc import Stopped
+from services.common.waits import Waits
 from services.learner.contributions import AsynchronousContributions, Share, SynchronousContributions
 from services.learner.gradient_exchange import GradientExchange
 from services.learner.helpers import Answer, HelperFenced, Helpers, PushStatus
@@ -30,8 +32,12 @@ class Peers:
         contributions: Any = (
             AsynchronousContributions(accumulate=3, max_lag_updates=1) if asynchronous else SynchronousContributions()
         )
+        self.waits = Waits(("gradients",), clock)
         self.exchange = GradientExchange(
-            Helpers(clock, lease_s=5.0, max_helpers=4), contributions, answers_at_once=asynchronous
+            Helpers(clock, lease_s=5.0, max_helpers=4),
+            contributions,
+            answers_at_once=asynchronous,
+            held=partial(self.waits.on, "gradients"),
         )
         self.threads = ThreadPoolExecutor(8)
         self.stopping = threading.Event()
@@ -388,3 +394,19 @@ def test_a_pause_gives_back_what_waits_and_the_next_base_is_taken_as_ever(peers:
     assert contributors(peers.collect().result(10)) == ["a"]
     peers.exchange.open(9, 101)
     assert again.result(10).status is PushStatus.ACCEPTED
+
+
+def test_the_loop_waits_for_gradients_only_while_one_is_missing(peers: Peers, eventually: Eventually) -> None:
+    peers.exchange.join("a", 1)
+    peers.exchange.open(10, 100)
+    taking = peers.collect()
+    eventually(lambda: peers.waits.is_on("gradients"))
+    pushed = peers.push("a", 1, 10)
+    assert contributors(taking.result(10)) == ["a"]
+    assert not peers.waits.is_on("gradients")
+    peers.exchange.open(11, 101)
+    pushed.result(10)
+    total_s = peers.waits.seconds()["gradients"].total_s
+    peers.exchange.leave("a", 1)
+    assert peers.collect().result(10) == []
+    assert peers.waits.seconds()["gradients"].total_s == total_s

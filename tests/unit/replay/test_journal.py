@@ -404,13 +404,16 @@ def test_after_another_boot_damaged_chunks_are_dropped_and_counted(
     assert ring.status[12:16].tolist() == [StepOutcome.ITEM] * 2 + [StepOutcome.LOST] * 2
     assert ring.bootstrap_key[12:14].tolist() == [14, 15]
     assert table.store.counters.reset == 8 + 2
+    assert table.damage == {"ring": 1, "log": 0}
     assert ring.inserted_s[0] == 3.0 - 50.0  # ages go on by the wall clock
     # The actor may be ahead of what is known here, and goes on where it is.
     answer = table.insert("a", 1, make_chunk(sequence=9), max_wait_s=0.0)
     assert answer.status is InsertStatus.APPLIED
     assert table.insert("a", 1, make_chunk(sequence=11), max_wait_s=0.0).status is InsertStatus.OUT_OF_ORDER
     state = _state(table)
-    assert _state(durable.reopen()) == state  # dropped for good, though nothing is checked in the same boot
+    again = durable.reopen()
+    assert _state(again) == state  # dropped for good, though nothing is checked in the same boot
+    assert again.damage == {"ring": 0, "log": 0}
 
 
 def test_after_another_boot_what_is_left_of_the_log_is_used(

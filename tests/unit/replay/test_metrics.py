@@ -9,6 +9,8 @@ from services.common.metrics import Metrics
 from services.replay.metrics import TableCollector
 from services.replay.quarantine_dump import QuarantineDump
 from services.replay.sampler import SamplerSettings
+from services.replay.table import Table, TableSettings
+from tests.unit.replay.conftest import SCHEMA
 
 
 def _values(metrics: Metrics) -> Dict[str, float]:
@@ -59,3 +61,66 @@ class _Silent:
     def info(self, event: str, **values: Any) -> None: ...
 
     debug = warning = error = info
+
+
+def _served(table: Any) -> Dict[str, float]:
+    metrics = Metrics("replay", "run")
+    metrics.registry.register(TableCollector("run", lambda: table))
+    return {name[len("shoal_replay_") :]: value for name, value in _values(metrics).items()}
+
+
+def test_the_limiter_is_shown_beside_its_bounds(make_table: Any, feed: Any) -> None:
+    table = make_table(
+        samples_per_insert=2.0, error_buffer=64.0, max_chunk_steps=8, min_size_to_sample=1, max_num_batches=1
+    )
+    feed(table, 2)
+    table.sample(1, 10, max_wait_s=0.0)
+    values = _served(table)
+    assert values["limiter_surplus_samples{}"] == table.info().limiter.balance != 0
+    assert (values["limiter_bound_samples{insert}"], values["limiter_bound_samples{sample}"]) == (64, -64)
+    assert values["samples_per_insert{}"] == 10 / 16
+    assert values["samples_per_insert_target{}"] == 2
+
+
+def test_without_a_limit_there_is_no_surplus(make_table: Any, feed: Any) -> None:
+    table = make_table()
+    feed(table, 2)
+    values = _served(table)
+    assert values["samples_per_insert_target{}"] == 0
+    assert not [name for name in values if name.startswith("limiter_")]
+
+
+def test_only_actors_that_are_heard_of_live(make_table: Any, feed: Any, clock: Any) -> None:
+    table = make_table(max_actor_silence_s=30.0)
+    feed(table, 1, actor="a")
+    clock.now_s += 31
+    feed(table, 1, actor="b")
+    values = _served(table)
+    assert values["living_actors{}"] == 1
+    assert (values["actor_silent_seconds{a}"], values["actor_silent_seconds{b}"]) == (31, 0)
+    assert values["actor_acknowledged_steps_total{a}"] == 8
+
+
+def test_a_count_that_does_not_add_up_is_seen(make_table: Any, feed: Any) -> None:
+    table = make_table()
+    feed(table, 2)
+    assert _served(table)["conservation_error_steps{}"] == 0
+    table.store.counters.resident -= 3
+    assert _served(table)["conservation_error_steps{}"] == 3
+
+
+def test_a_ring_that_lasts_shows_its_log_and_its_snapshots(make_durable: Any, feed: Any, tmp_path: Path) -> None:
+    durable = make_durable()
+    feed(durable.table, 2)
+    values = _served(durable.table)
+    assert values["chunk_log_bytes{}"] == sum(file.stat().st_size for file in (durable.path / "chunks").iterdir())
+    assert values["snapshots_total{}"] == 0
+    durable.table.snapshot(tmp_path / "copy")
+    assert _served(durable.table)["snapshots_total{}"] == 1
+    assert "chunk_log_bytes{}" not in _served(_in_memory(feed))
+
+
+def _in_memory(feed: Any) -> Table:
+    table = Table(TableSettings(capacity=64, max_batch_size=16), SCHEMA, clock=lambda: 0.0)
+    feed(table, 1)
+    return table
