@@ -1,0 +1,219 @@
+"""Draws a dashboard's queries from a live run with matplotlib, on the dashboard's own grid: no screenshot of Grafana.
+
+`python -m tests.e2e.dashboard_picture docs/images/overview.png` (`make dashboards-picture`) runs for some minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import tempfile
+import textwrap
+import time
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+
+from tests.e2e import panels
+from tests.e2e.monitored import MonitoredRun
+from tests.e2e.panels import Target
+from tests.e2e.prometheus import Prometheus
+
+SHOWN_S = 180  # how much of the run is drawn
+STEP_S = 2
+CELL = (0.58, 0.36)  # inches of a cell of the grid
+COLUMNS = 24
+BACKGROUND, PANEL, TEXT, FAINT = "#111217", "#181b1f", "#ccccdc", "#5a5e66"
+COLORS = ("#73bf69", "#f2cc0c", "#8ab8ff", "#ff780a", "#f2495c", "#b877d9", "#5794f2", "#ffb357", "#56a64b", "#e0b400")
+NAMED = {"green": "#73bf69", "orange": "#ff9830", "red": "#f2495c", "blue": "#5794f2"}
+CAPTION = "The queries of the dashboard “{title}”, drawn by matplotlib from a live run: not a screenshot of Grafana."
+Series = Tuple[str, List[float], List[float]]  # name, seconds before now, values
+
+
+def written(value: float, unit: str, decimals: Any = None) -> str:
+    """A number in its unit, briefly."""
+    if not math.isfinite(value):
+        return "-"
+    if unit == "percentunit":
+        return f"{100 * value:.0f} %"
+    if unit == "s":
+        return f"{value:.1f} s" if value >= 1 else f"{1000 * value:.0f} ms"
+    suffix = unit.partition("suffix:")[2]
+    for bound, letter in ((1e6, "M"), (1e4, "k")):
+        if abs(value) >= bound:
+            return f"{value / (1e6 if letter == 'M' else 1e3):.3g} {letter}{suffix}"
+    return (f"{value:,.{decimals}f}" if decimals is not None else f"{value:,.3g}") + suffix
+
+
+def displayed(panel: Mapping[str, Any], name: str) -> str:
+    """A series' name, or what the panel says instead."""
+    for override in panel["fieldConfig"].get("overrides") or []:
+        if override["matcher"]["options"] == name:
+            for change in override["properties"]:
+                if change["id"] == "displayName":
+                    return str(change["value"])
+    return name
+
+
+def series_of(
+    prometheus: Prometheus, target: Target, panel: Mapping[str, Any], values: Mapping[str, str]
+) -> List[Series]:
+    """What a target's query gives."""
+    expr = panels.substituted(target.expr, values)
+    now = time.time()
+    found = prometheus.now(expr) if target.is_instant else prometheus.over(expr, SHOWN_S, STEP_S)
+    drawn: List[Series] = []
+    for each in found:
+        name = target.named(each["metric"])
+        points = each.get("values") or [each["value"]]
+        drawn.append(
+            (displayed(panel, name), [float(at) - now for at, _ in points], [float(value) for _, value in points])
+        )
+    return drawn
+
+
+def draw_lines(axes: Axes, panel: Mapping[str, Any], series: Sequence[Series]) -> None:
+    defaults = panel["fieldConfig"]["defaults"]
+    custom = defaults.get("custom", {})
+    if (custom.get("stacking") or {}).get("mode") == "normal":
+        times = sorted({at for _, seconds, _ in series for at in map(round, seconds)})
+        rows = []
+        for _, seconds, numbers in series:
+            known = {round(at): number for at, number in zip(seconds, numbers) if math.isfinite(number)}
+            rows.append([known.get(at, 0.0) for at in times])
+        axes.stackplot(times, rows, labels=[name for name, _, _ in series], colors=COLORS, alpha=0.7)
+    else:
+        dashed = {
+            override["matcher"]["options"]
+            for override in panel["fieldConfig"].get("overrides") or []
+            if any(change["id"] == "custom.lineStyle" for change in override["properties"])
+        }
+        for index, (name, seconds, numbers) in enumerate(series):
+            style = "--" if name in dashed else "-"
+            axes.plot(seconds, numbers, style, color=COLORS[index % len(COLORS)], label=name, linewidth=1.2)
+    if (custom.get("scaleDistribution") or {}).get("type") == "log":
+        axes.set_yscale("log")
+    elif defaults.get("min") is not None:
+        axes.set_ylim(bottom=defaults["min"], top=defaults.get("max") and defaults["max"] * 1.04)
+    axes.set_xlim(-SHOWN_S, 0)
+    unit = defaults.get("unit", "short")
+    axes.yaxis.set_major_formatter(lambda value, _: written(value, unit))
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value / 60:.0f} min")
+    axes.xaxis.set_major_locator(mpl.ticker.MultipleLocator(60))
+    axes.grid(color=FAINT, linewidth=0.3)
+    axes.legend(
+        loc="upper left", fontsize=6, ncol=2, framealpha=0.5, facecolor=PANEL, labelcolor=TEXT, edgecolor="none"
+    )
+
+
+def color_of(panel: Mapping[str, Any], value: float) -> str:
+    """By the panel's limits."""
+    color = "green"
+    for step in panel["fieldConfig"]["defaults"]["thresholds"]["steps"]:
+        if step["value"] is None or value >= step["value"]:
+            color = step["color"]
+    return NAMED[color]
+
+
+def draw_bars(axes: Axes, panel: Mapping[str, Any], series: Sequence[Series]) -> None:
+    defaults = panel["fieldConfig"]["defaults"]
+    values = [numbers[-1] for _, _, numbers in series]
+    places = list(range(len(series)))[::-1]
+    axes.barh(places, values, color=[color_of(panel, value) for value in values], height=0.55)
+    top = defaults.get("max") or max([*values, 1e-9]) * 1.2
+    axes.set_xlim(0, top)
+    axes.set_ylim(-0.6, max(len(series), 3) - 0.3)
+    axes.set_yticks([])
+    axes.set_xticks([])
+    for place, (name, _, numbers) in zip(places, series):
+        axes.text(0, place + 0.32, f"{name}  {written(numbers[-1], defaults['unit'])}", color=TEXT, fontsize=6.5)
+
+
+def draw_number(axes: Axes, panel: Mapping[str, Any], series: Sequence[Series]) -> None:
+    axes.axis("off")
+    defaults = panel["fieldConfig"]["defaults"]
+    for index, (name, _, numbers) in enumerate(series):
+        value = next((number for number in reversed(numbers) if math.isfinite(number)), math.nan)
+        height = 1 - (index + 0.5) / len(series)
+        text = written(value, defaults["unit"], defaults.get("decimals"))
+        axes.text(0.5, height, text, color=color_of(panel, value), fontsize=15, ha="center", va="center")
+        if len(series) > 1:
+            axes.text(0.5, height - 0.2, name, color=TEXT, fontsize=7, ha="center", va="center")
+
+
+def draw_note(axes: Axes, panel: Mapping[str, Any]) -> None:
+    axes.axis("off")
+    plain = panel["options"]["content"].replace("**", "").replace("`", "")
+    width = int(panel["gridPos"]["w"] * 8.5)
+    lines = [line for part in plain.splitlines() for line in textwrap.wrap(part, width)]
+    axes.text(0, 0.98, "\n".join(lines), color=TEXT, fontsize=7, va="top", linespacing=1.3)
+
+
+DRAWN_BY = {"timeseries": draw_lines, "bargauge": draw_bars, "stat": draw_number}
+
+
+def draw(dashboard: Mapping[str, Any], prometheus: Prometheus, file: Path) -> None:
+    """Draw all panels into a PNG."""
+    values = {name: offered[0] for name, offered in panels.choices(dashboard, prometheus).items()}
+    height = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in dashboard["panels"]) + 1
+    figure = plt.figure(figsize=(COLUMNS * CELL[0], height * CELL[1]), facecolor=BACKGROUND)
+    plt.rcParams.update({"xtick.color": TEXT, "ytick.color": TEXT, "xtick.labelsize": 6, "ytick.labelsize": 6})
+    targets = {(target.panel, target.ref_id): target for target in panels.targets(dashboard)}
+    for panel in dashboard["panels"]:
+        at = panel["gridPos"]
+        left, top = at["x"] / COLUMNS, 1 - (at["y"] + 0.8) / height
+        if panel["type"] == "row":
+            figure.text(left + 0.005, top - 0.7 / height, panel["title"], color=TEXT, fontsize=11, weight="bold")
+            continue
+        box = (left + 0.003, top - (at["h"] - 0.1) / height, at["w"] / COLUMNS - 0.006, (at["h"] - 0.2) / height)
+        figure.add_artist(plt.Rectangle(box[:2], box[2], box[3], color=PANEL, zorder=-1))
+        figure.text(box[0] + 0.006, box[1] + box[3] - 0.7 / height, panel["title"], color=TEXT, fontsize=8)
+        inset = 0.03 if panel["type"] == "timeseries" else 0.008
+        axes = figure.add_axes(
+            (box[0] + inset, box[1] + 0.7 / height, box[2] - inset - 0.006, box[3] - 1.7 / height), facecolor=PANEL
+        )
+        for spine in axes.spines.values():
+            spine.set_visible(False)
+        if panel["type"] == "text":
+            draw_note(axes, panel)
+            continue
+        series = [
+            each
+            for target in panel["targets"]
+            for each in series_of(prometheus, targets[panel["title"], target["refId"]], panel, values)
+        ]
+        DRAWN_BY[panel["type"]](axes, panel, series)
+    caption = CAPTION.format(title=dashboard["title"])
+    figure.text(0.005, 1 - 0.6 / height, caption, color=TEXT, fontsize=8)
+    figure.savefig(file, dpi=80, facecolor=BACKGROUND)
+    plt.close(figure)
+
+
+def main(words: Sequence[str]) -> int:
+    """Run, watch, draw."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("file", type=Path, help="the PNG to write")
+    parser.add_argument("--dashboard", default="shoal-overview", help="its uid")
+    options = parser.parse_args(words)
+    found: Dict[str, Any] = {dashboard["uid"]: dashboard for dashboard in panels.dashboards()}
+    with tempfile.TemporaryDirectory() as folder:
+        run = MonitoredRun(Path(folder))
+        try:
+            run.wait_for("shoal_learner_evaluated_success_ratio")
+            time.sleep(SHOWN_S)
+            assert run.prometheus is not None
+            draw(found[options.dashboard], run.prometheus, options.file)
+        finally:
+            run.stop()
+    print(f"{options.file}: {options.file.stat().st_size / 1e3:.0f} kB")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
