@@ -19,6 +19,8 @@ import matplotlib as mpl
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from tests.e2e import panels
 from tests.e2e.monitored import MonitoredRun
@@ -45,10 +47,12 @@ def written(value: float, unit: str, decimals: Any = None) -> str:
     if unit == "s":
         return f"{value:.1f} s" if value >= 1 else f"{1000 * value:.0f} ms"
     suffix = unit.partition("suffix:")[2]
-    for bound, letter in ((1e6, "M"), (1e4, "k")):
-        if abs(value) >= bound:
-            return f"{value / (1e6 if letter == 'M' else 1e3):.3g} {letter}{suffix}"
-    return (f"{value:,.{decimals}f}" if decimals is not None else f"{value:,.3g}") + suffix
+    if decimals is not None:
+        return f"{value:,.{decimals}f}{suffix}"
+    for size, letter in ((1e6, " M"), (1e3, " k"), (1, "")):
+        if abs(value) >= size:
+            return f"{round(value / size, 2):g}{letter}{suffix}"
+    return f"{value:.2g}{suffix}"
 
 
 def displayed(panel: Mapping[str, Any], name: str) -> str:
@@ -107,9 +111,14 @@ def draw_lines(axes: Axes, panel: Mapping[str, Any], series: Sequence[Series]) -
     axes.xaxis.set_major_formatter(lambda value, _: f"{value / 60:.0f} min")
     axes.xaxis.set_major_locator(mpl.ticker.MultipleLocator(60))
     axes.grid(color=FAINT, linewidth=0.3)
-    axes.legend(
-        loc="upper left", fontsize=6, ncol=2, framealpha=0.5, facecolor=PANEL, labelcolor=TEXT, edgecolor="none"
-    )
+    look: Dict[str, Any] = {"fontsize": 6, "frameon": False, "labelcolor": TEXT, "borderaxespad": 0.2}
+    if panel["options"]["legend"]["placement"] == "right":
+        lines, names = axes.get_legend_handles_labels()
+        last = {name: numbers[-1] for name, _, numbers in series}
+        ranked = sorted(zip(lines, names), key=lambda pair: -last[pair[1]])
+        axes.legend(*zip(*ranked), loc="upper left", bbox_to_anchor=(1.0, 1.05), **look)
+    else:
+        axes.legend(loc="upper left", bbox_to_anchor=(0, -0.13), ncol=4, **look)
 
 
 def color_of(panel: Mapping[str, Any], value: float) -> str:
@@ -158,36 +167,41 @@ def draw_note(axes: Axes, panel: Mapping[str, Any]) -> None:
 DRAWN_BY = {"timeseries": draw_lines, "bargauge": draw_bars, "stat": draw_number}
 
 
+def frame(figure: Figure, panel: Mapping[str, Any], height: int) -> Axes:
+    """A panel's background and title at its place, and the axes inside of it."""
+    at = panel["gridPos"]
+    side, top = at["x"] / COLUMNS, 1 - (at["y"] + 0.8) / height
+    x, y = side + 0.003, top - (at["h"] - 0.1) / height
+    width, tall = at["w"] / COLUMNS - 0.006, (at["h"] - 0.2) / height
+    figure.add_artist(Rectangle((x, y), width, tall, color=PANEL, zorder=-1))
+    figure.text(x + 0.006, y + tall - 0.7 / height, panel["title"], color=TEXT, fontsize=8)
+    is_timed = panel["type"] == "timeseries"
+    left, low = (0.03, 1.6 / height) if is_timed else (0.008, 0.3 / height)
+    right = 0.17 if is_timed and panel["options"]["legend"]["placement"] == "right" else 0.008
+    axes = figure.add_axes((x + left, y + low, width - left - right, tall - low - 1.1 / height), facecolor=PANEL)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    return axes
+
+
 def draw(dashboard: Mapping[str, Any], prometheus: Prometheus, file: Path) -> None:
     """Draw all panels into a PNG."""
     values = {name: offered[0] for name, offered in panels.choices(dashboard, prometheus).items()}
     height = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in dashboard["panels"]) + 1
     figure = plt.figure(figsize=(COLUMNS * CELL[0], height * CELL[1]), facecolor=BACKGROUND)
     plt.rcParams.update({"xtick.color": TEXT, "ytick.color": TEXT, "xtick.labelsize": 6, "ytick.labelsize": 6})
-    targets = {(target.panel, target.ref_id): target for target in panels.targets(dashboard)}
+    targets = list(panels.targets(dashboard))
     for panel in dashboard["panels"]:
-        at = panel["gridPos"]
-        left, top = at["x"] / COLUMNS, 1 - (at["y"] + 0.8) / height
         if panel["type"] == "row":
-            figure.text(left + 0.005, top - 0.7 / height, panel["title"], color=TEXT, fontsize=11, weight="bold")
+            line = 1 - (panel["gridPos"]["y"] + 1.5) / height
+            figure.text(0.005, line, panel["title"], color=TEXT, fontsize=11, weight="bold")
             continue
-        box = (left + 0.003, top - (at["h"] - 0.1) / height, at["w"] / COLUMNS - 0.006, (at["h"] - 0.2) / height)
-        figure.add_artist(plt.Rectangle(box[:2], box[2], box[3], color=PANEL, zorder=-1))
-        figure.text(box[0] + 0.006, box[1] + box[3] - 0.7 / height, panel["title"], color=TEXT, fontsize=8)
-        inset = 0.03 if panel["type"] == "timeseries" else 0.008
-        axes = figure.add_axes(
-            (box[0] + inset, box[1] + 0.7 / height, box[2] - inset - 0.006, box[3] - 1.7 / height), facecolor=PANEL
-        )
-        for spine in axes.spines.values():
-            spine.set_visible(False)
+        axes = frame(figure, panel, height)
         if panel["type"] == "text":
             draw_note(axes, panel)
             continue
-        series = [
-            each
-            for target in panel["targets"]
-            for each in series_of(prometheus, targets[panel["title"], target["refId"]], panel, values)
-        ]
+        own = [target for target in targets if target.panel == panel["title"]]
+        series = [each for target in own for each in series_of(prometheus, target, panel, values)]
         DRAWN_BY[panel["type"]](axes, panel, series)
     caption = CAPTION.format(title=dashboard["title"])
     figure.text(0.005, 1 - 0.6 / height, caption, color=TEXT, fontsize=8)
@@ -200,10 +214,11 @@ def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path, help="the PNG to write")
     parser.add_argument("--dashboard", default="shoal-overview", help="its uid")
+    parser.add_argument("--run-file", default="arm_joint.toml", help="of configs/")
     options = parser.parse_args(words)
     found: Dict[str, Any] = {dashboard["uid"]: dashboard for dashboard in panels.dashboards()}
     with tempfile.TemporaryDirectory() as folder:
-        run = MonitoredRun(Path(folder))
+        run = MonitoredRun(Path(folder), file=options.run_file, num_helpers=0)
         try:
             run.wait_for("shoal_learner_evaluated_success_ratio")
             time.sleep(SHOWN_S)

@@ -1,4 +1,4 @@
-"""A run of `shoal up` with a helper, a bound on staleness, and a Prometheus that scrapes all of it."""
+"""A run of `shoal up` on fixed ports, and a Prometheus that scrapes all of it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from tests.e2e.prometheus import Prometheus
 
 ROOT = Path(__file__).resolve().parents[2]
 ACTORS = 2
-HELPERS = 1
 
 
 def _ports_in_a_row(count: int) -> int:
@@ -37,25 +36,28 @@ class MonitoredRun:
 
     Args:
         folder: for the run's folder, logs, and Prometheus' data.
+        file: the run file, by its name in configs/.
+        num_helpers: of the learner.
         flags: further flags of `shoal up`.
     """
 
-    def __init__(self, folder: Path, *flags: str) -> None:
-        first = _ports_in_a_row(3 + HELPERS + ACTORS)
+    def __init__(self, folder: Path, *flags: str, file: str = "arm_reach.toml", num_helpers: int = 1) -> None:
+        first = _ports_in_a_row(3 + num_helpers + ACTORS)
         ports: Dict[str, List[int]] = {"replay": [first], "learner": [first + 1], "evaluator": [first + 2]}
-        ports["helper"] = [first + 3 + index for index in range(HELPERS)]
-        ports["actor"] = [first + 3 + HELPERS + index for index in range(ACTORS)]
-        arguments = [str(ROOT / "configs" / "arm_reach.toml")]
+        ports["helper"] = [first + 3 + index for index in range(num_helpers)]
+        ports["actor"] = [first + 3 + num_helpers + index for index in range(ACTORS)]
+        arguments = [str(ROOT / "configs" / file)]
         arguments += ["--run.name", "watched", "--run.folder", str(folder / "runs"), "--report.video", "false"]
-        arguments += ["--learner.max_updates", "1000000", "--helper.count", str(HELPERS)]
+        arguments += ["--learner.max_updates", "1000000", "--helper.count", str(num_helpers)]
         arguments += ["--actor.count", str(ACTORS), "--evaluator.episodes", "10"]
         for service, at in ports.items():
-            arguments += [f"--{service}.metrics_port", str(at[0])]
+            arguments += [f"--{service}.metrics_port", str(at[0])] if at else []
         self.folder = folder / "runs" / "watched"
         self.launcher = Launcher([*arguments, *flags], folder / "up.log")
         self.prometheus: Optional[Prometheus] = None
         try:
-            for name in ("replay", "learner", "evaluator", "helper-0", "actor-0", "actor-1"):
+            helpers, actors = ([f"{role}-{i}" for i in range(len(ports[role]))] for role in ("helper", "actor"))
+            for name in ("replay", "learner", "evaluator", *helpers, *actors):
                 self.launcher.wait_for_child(name)
             targets = {service: [f"127.0.0.1:{port}" for port in at] for service, at in ports.items()}
             self.prometheus = Prometheus(folder / "prometheus", targets)

@@ -107,7 +107,7 @@ def test_a_newcomer_sees_which_actor_is_stale_and_why_the_learner_waits(
         os.kill(stopped[1], signal.SIGSTOP)
         time.sleep(STOPPED_S)
         waits = first_series(prometheus, "shoal-overview", "What the learner waits for")
-        held = first_series(prometheus, "shoal-overview", "What the replay holds back")
+        held = first_series(prometheus, "shoal-overview", "Whom the replay holds back")
         assert (waits["reason"], held["reason"]) == ("batches", "sample_limiter")
     finally:
         for pid in stopped:

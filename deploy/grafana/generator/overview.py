@@ -6,9 +6,11 @@ from deploy.grafana.generator.panel import BLUE, GREEN, ORANGE, RED, Bars, Dashb
 from deploy.grafana.generator.shared import (
     ACTOR_WAITS,
     ACTORS,
+    EVALUATOR_WAITS,
     LEARNER,
     LEARNER_WAITS,
     OVERVIEW,
+    PARTS,
     REPLAY,
     REPLAY_WAITS,
     RUN,
@@ -16,6 +18,13 @@ from deploy.grafana.generator.shared import (
 )
 
 JOBS = 'job=~"(shoal-)?(replay|learner|helper|actor|evaluator)"'
+
+
+def waited(service: str, over_processes: str) -> str:
+    """The share of time that a service waited by reason, the largest first."""
+    shares = f'rate(shoal_{service}_waited_seconds_total{{run="$run"}}[$__rate_interval])'
+    return f"sort_desc({over_processes} by (reason) ({shares}))"
+
 
 LEARNING = Row(
     "Is it learning?",
@@ -130,17 +139,12 @@ WAITING = Row(
         Bars(
             title="What the learner waits for",
             alerts=("ShoalLearnerStarved", "ShoalLearnerHeldBack"),
-            shows="The share of the last minute that the learner spent waiting, by what it waited for.",
+            shows="The share of the last seconds that the learner spent waiting, by what it waited for.",
             good="all bars are short: the learner trains. A few per cent are normal.",
             otherwise="*batches from the replay*: read the next panel. *gradients of helpers*: the slowest helper "
             "sets the pace, see *Learner and gradients*. *the checkpoint's disk*: a slow disk under the run's "
             "folder. *a first actor*: none has come yet.",
-            queries=(
-                Query(
-                    'sort_desc(sum by (reason) (rate(shoal_learner_waited_seconds_total{run="$run"}[1m])))',
-                    "{{reason}}",
-                ),
-            ),
+            queries=(Query(waited("learner", "sum"), "{{reason}}"),),
             unit="percentunit",
             highest=1.0,
             limits=((0.2, ORANGE), (0.6, RED)),
@@ -148,20 +152,15 @@ WAITING = Row(
             more=(LEARNER,),
         ),
         Bars(
-            title="What the replay holds back",
+            title="Whom the replay holds back",
             alerts=("ShoalReplayBlocked",),
-            shows="The share of the last minute in which the replay kept someone waiting, and whom.",
-            good="one of the first two bars may be long: it says which side is the slower one, and the limiter keeps "
-            "the ratio. *still filling* is normal at the start.",
+            shows="The share of the last seconds in which the replay kept someone waiting, and whom.",
+            good="at most one bar is long: it says which side is the slower one, and the limiter keeps the ratio. "
+            "*still filling* is normal at the start.",
             otherwise="*too few new steps*: the actors are the slower side. Are they all there, and what do they "
-            "wait for (next panel)? Add actors, or raise `replay.samples_per_insert`. *drawn too little*: the "
-            "learner is the slower side; add helpers, or raise the ratio.",
-            queries=(
-                Query(
-                    'sort_desc(max by (reason) (rate(shoal_replay_waited_seconds_total{run="$run"}[1m])))',
-                    "{{reason}}",
-                ),
-            ),
+            "wait for (next panel)? Add actors, or raise `replay.samples_per_insert`. *the learner is slower*: "
+            "add helpers, or lower the ratio; it is no fault.",
+            queries=(Query(waited("replay", "max"), "{{reason}}"),),
             unit="percentunit",
             highest=1.0,
             base=BLUE,
@@ -171,17 +170,12 @@ WAITING = Row(
         Bars(
             title="What the actors wait for",
             alerts=("ShoalActorParked", "ShoalEnvironmentHangs"),
-            shows="The share of the last minute that actors spent waiting, on the mean over all actors.",
+            shows="The share of the last seconds that actors spent waiting, on the mean over all actors.",
             good="*the environment* is the longest bar, or *the replay holds its steps back* if the learner is the "
             "slower side.",
             otherwise="*the replay is away*, *the learner is away*: look whether they run and can be reached. "
             "*parked*: an actor has not heard from the learner for `actor.max_policy_age_s` and has stopped acting.",
-            queries=(
-                Query(
-                    'sort_desc(avg by (reason) (rate(shoal_actor_waited_seconds_total{run="$run"}[1m])))',
-                    "{{reason}}",
-                ),
-            ),
+            queries=(Query(waited("actor", "avg"), "{{reason}}"),),
             unit="percentunit",
             highest=1.0,
             base=BLUE,
@@ -204,6 +198,17 @@ WAITING = Row(
             ),
             unit="s",
             width=16,
+            ranked=True,
+            words={
+                f"{who}: {reason}": f"{who}: {words}"
+                for who, waits in (
+                    ("learner", LEARNER_WAITS),
+                    ("replay", REPLAY_WAITS),
+                    ("an actor", ACTOR_WAITS),
+                    ("evaluator", EVALUATOR_WAITS),
+                )
+                for reason, words in waits.items()
+            },
         ),
         Note(
             "How to read this row",
@@ -212,7 +217,8 @@ WAITING = Row(
             "2. **Too few new steps?** Then the actors are the slower side; their bar says what slows them.\n"
             "3. **The actors are held back?** Then the learner is the slower side. That is fine: it is what "
             "`samples_per_insert` asks for.\n"
-            "4. **Nobody waits, and nothing happens?** Is a process down? See *Is it safe?*\n",
+            "4. **The learner waits for gradients?** The slowest helper sets its pace: *Learner and gradients*.\n"
+            "5. **Nobody waits, and nothing happens?** Is a process down? See *Is it safe?*\n",
         ),
     ),
 )
@@ -255,6 +261,7 @@ FRESH = Row(
             axis="updates",
             width=16,
             stacked=True,
+            words=PARTS,
             more=(STALENESS,),
         ),
     ),

@@ -75,6 +75,7 @@ class Lines(Panel):
         logarithmic: whether the axis is.
         dashed: legends whose line is a target or a bound, drawn dashed.
         steps: whether a value holds until the next one.
+        ranked: whether the legend is a list beside the lines, the largest latest value first.
     """
 
     axis: str = ""
@@ -82,6 +83,7 @@ class Lines(Panel):
     logarithmic: bool = False
     dashed: Tuple[str, ...] = ()
     steps: bool = False
+    ranked: bool = False
 
 
 @dataclass(frozen=True)

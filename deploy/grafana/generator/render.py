@@ -182,18 +182,20 @@ def _lines(panel: Lines) -> timeseries.Panel:
             .mode(looks.StackingMode.NORMAL if panel.stacked else looks.StackingMode.NONE)
             .group("A")
         )
-        .legend(
-            common.VizLegendOptions()
-            .display_mode(looks.LegendDisplayMode.LIST)
-            .placement(looks.LegendPlacement.BOTTOM)
-            .show_legend(True)
-            .calcs(["lastNotNull"])
-        )
+        .legend(_legend(panel))
         .tooltip(common.VizTooltipOptions().mode(looks.TooltipDisplayMode.MULTI).sort(looks.SortOrder.DESCENDING))
     )
     if panel.steps:
         lines.line_interpolation(looks.LineInterpolation.STEP_AFTER)
     return lines
+
+
+def _legend(panel: Lines) -> common.VizLegendOptions:
+    legend = common.VizLegendOptions().show_legend(True).calcs(["lastNotNull"])
+    if panel.ranked:
+        legend.display_mode(looks.LegendDisplayMode.TABLE).placement(looks.LegendPlacement.RIGHT)
+        return legend.sort_by("Last *").sort_desc(True)
+    return legend.display_mode(looks.LegendDisplayMode.LIST).placement(looks.LegendPlacement.BOTTOM)
 
 
 def _latest() -> common.ReduceDataOptions:

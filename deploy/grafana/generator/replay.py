@@ -101,7 +101,7 @@ LIMITER = Row(
             shows="The share of time in which the replay kept someone waiting, by reason and shard.",
             good="at most one of the two sides waits; *still filling* at the start alone.",
             otherwise="*too few new steps* near 100 %: actors are the slower side, add some or raise "
-            "`replay.samples_per_insert`. *drawn too little* near 100 %: the learner is the slower side.",
+            "`replay.samples_per_insert`. *the learner is slower* near 100 %: the learner is the slower side.",
             queries=(
                 Query(
                     f"max by (reason) (rate(shoal_replay_waited_seconds_total{AT}[$__rate_interval]))",

@@ -27,9 +27,9 @@ ACTOR = Variable("actor", "Actor", 'shoal_actor_info{run="$run"}', "actor")
 
 # What a service waits for, as `waited_seconds_total{reason}` has it.
 REPLAY_WAITS = {
-    "insert_limiter": "holds steps back: drawn too little",
-    "sample_limiter": "holds batches back: too few new steps",
-    "sample_min_size": "holds batches back: still filling",
+    "insert_limiter": "the actors: the learner is slower",
+    "sample_limiter": "the learner: too few new steps",
+    "sample_min_size": "the learner: still filling",
 }
 LEARNER_WAITS = {
     "batches": "batches from the replay",
@@ -54,6 +54,14 @@ HELPER_WAITS = {
 EVALUATOR_WAITS = {
     "parameters": "a newer policy",
     "env": "the environment",
+}
+
+# Where on its way a step grows old, as `lag_updates{part}` has it.
+PARTS = {
+    "acting": "while acting",
+    "in_flight": "in flight to the replay",
+    "ring": "in the ring",
+    "prefetch": "in the learner's queue",
 }
 
 # Joins what an actor's process says of itself with its name, and keeps the actors that were chosen.

@@ -15,14 +15,8 @@ from deploy.grafana.generator.panel import (
     Row,
     Table,
 )
-from deploy.grafana.generator.shared import ACTOR, ACTORS, LEARNER, RUN, STALENESS
+from deploy.grafana.generator.shared import ACTOR, ACTORS, LEARNER, PARTS, RUN, STALENESS
 
-PARTS = {
-    "acting": "while acting",
-    "in_flight": "in flight to the replay",
-    "ring": "in the ring",
-    "prefetch": "in the learner's queue",
-}
 LAGS = 'rate(shoal_learner_item_lag_updates_bucket{run="$run"}'
 BOUND = 'max(shoal_learner_lag_bound_updates{run="$run"})'
 NO_BOUND = "no bound is set"
@@ -71,12 +65,12 @@ HOW_OLD = Row(
         ),
         Number(
             title="Median lag now",
-            shows="Half of the items trained on in the last minute were at most this many updates old.",
+            shows="Half of the items trained on in the last seconds were at most this many updates old.",
             good="steady.",
             otherwise="the panels on the left say which part has grown.",
             queries=(
                 Query(
-                    f"histogram_quantile(0.5, sum by (le) ({LAGS}[1m])))",
+                    f"histogram_quantile(0.5, sum by (le) ({LAGS}[$__rate_interval])))",
                     "median",
                 ),
             ),
@@ -87,13 +81,13 @@ HOW_OLD = Row(
         ),
         Number(
             title="95 % are below",
-            shows="Of the items trained on in the last minute, 95 of 100 were at most this many updates old.",
+            shows="Of the items trained on in the last seconds, 95 of 100 were at most this many updates old.",
             good="not many times the median.",
             otherwise="old steps are drawn again and again: the ring is long, or their priorities are high. A bound "
             "cuts the tail.",
             queries=(
                 Query(
-                    f"histogram_quantile(0.95, sum by (le) ({LAGS}[1m])))",
+                    f"histogram_quantile(0.95, sum by (le) ({LAGS}[$__rate_interval])))",
                     "95 %",
                 ),
             ),
