@@ -318,16 +318,22 @@ HOST = Row(
             width=6,
         ),
         Number(
-            title="Batches that were not finite",
+            title="Stopped updates",
             alerts=("ShoalNonFiniteUpdates",),
-            shows="Batches within the time shown on which the loss was not finite; no update was made with them.",
+            shows="Updates within the time shown that were stopped since they are not finite, and how many of their "
+            "batches were kept in a file.",
             good="0.",
-            otherwise="each was written into the run's folder with what is needed to see it again.",
-            queries=(Query(f"sum(increase(shoal_learner_nan_dumps_total{AT}[$__range]))", "batches"),),
+            otherwise="the file holds what is needed to see it again, see docs/training-health.md. Many in a row end "
+            "the run.",
+            queries=(
+                Query(f"sum(increase(shoal_learner_non_finite_updates_total{AT}[$__range]))", "stopped"),
+                Query(f"sum(increase(shoal_learner_nan_dumps_total{AT}[$__range]))", "kept in a file"),
+            ),
             limits=((1, ORANGE), (10, RED)),
             decimals=0,
             width=6,
             height=8,
+            with_names=True,
         ),
     ),
 )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from deploy.grafana.generator.panel import BLUE, GREEN, ORANGE, RED, Bars, Dashboard, Lines, Note, Number, Query, Row
+from deploy.grafana.generator.panel import BLUE, ORANGE, RED, Bars, Dashboard, Lines, Note, Number, Query, Row
+from deploy.grafana.generator.safety import SAFE
 from deploy.grafana.generator.shared import (
     ACTOR_WAITS,
     ACTORS,
@@ -16,8 +17,6 @@ from deploy.grafana.generator.shared import (
     RUN,
     STALENESS,
 )
-
-JOBS = 'job=~"(shoal-)?(replay|learner|helper|actor|evaluator)"'
 
 
 def waited(service: str, over_processes: str) -> str:
@@ -158,8 +157,8 @@ WAITING = Row(
             good="at most one bar is long: it says which side is the slower one, and the limiter keeps the ratio. "
             "*still filling* is normal at the start.",
             otherwise="*too few new steps*: the actors are the slower side. Are they all there, and what do they "
-            "wait for (next panel)? Add actors, or raise `replay.samples_per_insert`. *the learner is slower*: "
-            "add helpers, or lower the ratio; it is no fault.",
+            "wait for (next panel)? Add actors, or raise `replay.samples_per_insert`. *the learner is slower*: add "
+            "helpers, or lower the ratio; it is no fault.",
             queries=(Query(waited("replay", "max"), "{{reason}}"),),
             unit="percentunit",
             highest=1.0,
@@ -263,103 +262,6 @@ FRESH = Row(
             stacked=True,
             words=PARTS,
             more=(STALENESS,),
-        ),
-    ),
-)
-
-SAFE = Row(
-    "Is it safe?",
-    (
-        Number(
-            title="Processes that do not answer",
-            alerts=("ShoalServiceDown", "ShoalWorkerDown", "ShoalPartMissing", "ShoalServiceRestarting"),
-            shows="Processes of shoal that Prometheus knows of and cannot reach.",
-            good="0.",
-            otherwise="look into the process's log; `shoal up`, systemd and compose all start it again. An actor "
-            "that was taken away for good leaves the count once it is taken from Prometheus' targets.",
-            queries=(Query(f"count(up{{{JOBS}}} == 0) or vector(0)", "down"),),
-            limits=((1, RED),),
-            decimals=0,
-        ),
-        Number(
-            title="Alerts that fire",
-            shows="Alerts of Prometheus' rules that fire now.",
-            good="0.",
-            otherwise="Prometheus' page *Alerts* lists them; each has a part of the runbook.",
-            queries=(Query('count(ALERTS{alertstate="firing"}) or vector(0)', "firing"),),
-            limits=((1, RED),),
-            decimals=0,
-        ),
-        Number(
-            title="Age of the checkpoint",
-            alerts=("ShoalCheckpointOld",),
-            shows="How much training a crash of the learner would cost: the time since the last checkpoint, in "
-            "periods of checkpointing.",
-            good="below 1.",
-            otherwise="above 2 checkpoints fail or take too long: the learner's log says which, *Learner and "
-            "gradients* how long.",
-            queries=(
-                Query(
-                    'max(shoal_learner_checkpoint_age_seconds{run="$run"}) / '
-                    'max(shoal_learner_checkpoint_period_seconds{run="$run"})',
-                    "periods",
-                ),
-            ),
-            unit="suffix: periods",
-            limits=((2, ORANGE), (4, RED)),
-            decimals=1,
-            empty="none yet",
-            more=(LEARNER,),
-        ),
-        Number(
-            title="Room on the fullest disk",
-            alerts=("ShoalDiskFilling", "ShoalDiskNearlyFull", "ShoalDiskFull"),
-            shows="What is left on the disk of the ring or of the run's folder, whichever has less.",
-            good="more than 15 %.",
-            otherwise="move old runs away. A full disk stops checkpoints; the ring itself took its room when it was "
-            "made.",
-            queries=(
-                Query(
-                    'min({__name__=~"shoal_(replay|learner)_disk_free_bytes", run="$run"} / on (job, instance) '
-                    '{__name__=~"shoal_(replay|learner)_disk_size_bytes", run="$run"})',
-                    "free",
-                ),
-            ),
-            unit="percentunit",
-            base=RED,
-            limits=((0.05, ORANGE), (0.15, GREEN)),
-            highest=1.0,
-        ),
-        Number(
-            title="Steps unaccounted for",
-            alerts=("ShoalConservationBroken",),
-            shows="Steps that the replay acknowledged, less those that are in the ring, were overwritten, "
-            "quarantined or lost at an episode's open end.",
-            good="0, always.",
-            otherwise="anything else is a fault of shoal: run `shoal audit`, keep the ring's folder, and report it.",
-            queries=(Query('sum(abs(shoal_replay_conservation_error_steps{run="$run"}))', "steps"),),
-            limits=((1, RED),),
-            decimals=0,
-            more=(REPLAY,),
-        ),
-        Number(
-            title="Sick lanes and batches",
-            alerts=("ShoalLanesQuarantined", "ShoalNonFiniteUpdates"),
-            shows="Lanes with values that are not finite that the replay put into quarantine, and batches on which "
-            "the learner's loss was not finite, within the time shown.",
-            good="0.",
-            otherwise="each was written to a file that can be stepped through (folder *quarantine* of the run): "
-            "usually a simulator that blew up.",
-            queries=(
-                Query(
-                    'sum(increase(shoal_replay_quarantined_lanes_total{run="$run"}[$__range])) + '
-                    'sum(increase(shoal_learner_nan_dumps_total{run="$run"}[$__range]))',
-                    "sick",
-                ),
-            ),
-            limits=((1, RED),),
-            decimals=0,
-            more=(REPLAY, LEARNER),
         ),
     ),
 )

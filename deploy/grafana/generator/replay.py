@@ -115,11 +115,11 @@ LIMITER = Row(
         ),
         Lines(
             title="Surplus of draws",
-            shows="By how many draws the run is ahead of its ratio (above 0) or behind it (below 0), and the bounds "
-            "at which one side is held back.",
+            shows="Draws that are owed to the steps that came (above 0), or were made ahead of them (below 0), and "
+            "the bounds at which one side is held back.",
             good="within the bounds, near one of them.",
-            otherwise="it cannot leave the bounds for long. At the lower bound inserts wait for the learner; at the "
-            "upper one the learner waits for steps.",
+            otherwise="it cannot leave the bounds for long. At the upper bound inserts wait for the learner; at the "
+            "lower one the learner waits for steps.",
             queries=(
                 Query(f"shoal_replay_limiter_surplus_samples{AT}", "surplus, {{instance}}"),
                 Query(f"max by (side) (shoal_replay_limiter_bound_samples{AT})", "bound: {{side}} waits"),
@@ -232,8 +232,8 @@ ACCOUNT = Row(
         Number(
             title="Steps unaccounted for",
             alerts=("ShoalConservationBroken",),
-            shows="Steps acknowledged, less those in the ring, overwritten, quarantined, or lost at an episode's "
-            "open end.",
+            shows="Steps acknowledged, less those in the ring, overwritten, quarantined, damaged, or lost at an "
+            "episode's open end.",
             good="0, always.",
             otherwise="anything else is a fault of shoal: run `shoal audit`, keep the ring's folder, and report it.",
             queries=(Query(f"sum(abs(shoal_replay_conservation_error_steps{AT}))", "steps"),),
@@ -264,15 +264,17 @@ ACCOUNT = Row(
         ),
         Lines(
             title="Where acknowledged steps are",
+            alerts=("ShoalStepsLost",),
             shows="All steps acknowledged so far, split into those in the ring and those that left it, and why.",
             good="in the ring and overwritten are all but a few.",
             otherwise="lost ends grow with each actor that dies; quarantined ones with each lane whose values were "
-            "not finite.",
+            "not finite; damaged ones were found so when the replay came back after a crash of its machine.",
             queries=(
                 Query(f"sum(shoal_replay_resident_steps{AT})", "in the ring"),
                 Query(f"sum(shoal_replay_overwritten_steps_total{AT})", "overwritten"),
                 Query(f"sum(shoal_replay_quarantined_steps_total{AT})", "quarantined"),
                 Query(f"sum(shoal_replay_lost_tail_steps_total{AT})", "lost ends"),
+                Query(f"sum(shoal_replay_reset_steps_total{AT})", "damaged"),
             ),
             axis="steps",
             width=12,

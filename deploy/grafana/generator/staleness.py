@@ -255,12 +255,12 @@ RULES = Row(
         ),
         Lines(
             title="Items beyond the bound, per second",
-            alerts=("ShoalStalenessBeyondBound",),
+            alerts=("ShoalItemsTooStale", "ShoalStalenessBeyondBound"),
             shows="Items that became too old in the ring and left the sampler, items that were too old when they "
             "were to be used and got no weight, and items that were trained on although they were too old.",
             good="the last one is 0, and the second one is small beside the first.",
             otherwise="many without weight: batches wait too long; lower `learner.samples_in_flight`. Trained on "
-            "beyond the bound: it happens with helpers, whose batches are checked at the draw alone.",
+            "beyond the bound: that is a fault of shoal, report it.",
             queries=(
                 Query(
                     'sum(rate(shoal_replay_item_expirations_total{run="$run"}[$__rate_interval]))',
@@ -276,7 +276,7 @@ RULES = Row(
             alerts=("ShoalStalenessBeyondBound",),
             shows="Items within the time shown that were trained on although they were older than the bound.",
             good="0; also where no bound is set.",
-            otherwise="see the panel on the left.",
+            otherwise="anything else is a fault of shoal: report it, with the run file.",
             queries=(Query('sum(increase(shoal_learner_bound_breaches_total{run="$run"}[$__range]))', "items"),),
             limits=((1, RED),),
             decimals=0,

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from deploy.grafana.generator.panel import Lines, Number, Query, Table
+from services.common.config.run import RunConfig
 
 ROOT = Path(__file__).resolve().parents[3]
 GRAFANA = ROOT / "deploy" / "grafana"
@@ -121,6 +122,17 @@ def test_each_panel_says_what_is_good_and_what_to_do_otherwise(name: str) -> Non
             assert shows.endswith(".")
             assert good.startswith("**Good:** ")
             assert otherwise.startswith("**Otherwise:** ")
+
+
+@each_dashboard
+def test_keys_and_pages_that_descriptions_name_exist(name: str) -> None:
+    known = {f"{section}.{key}" for section, model in RunConfig() for key, _ in model}
+    words = " ".join(panel.get("description", "") for panel in panels_of(name))
+    sections = {key.partition(".")[0] for key in known}
+    named = set(re.findall(rf"`((?:{'|'.join(sections)})\.[a-z_]+)", words))
+    assert named
+    assert named <= known
+    assert all((ROOT / page).exists() for page in re.findall(r"docs/[a-z-]+\.md", words))
 
 
 @each_dashboard
