@@ -14,7 +14,7 @@ from services.actor.chunk_sender import ChunkSender
 from services.actor.chunk_writer import ChunkWriter
 from services.actor.inference import with_inference
 from services.actor.lane_group import LaneGroup, build_envs, check_chunk_bytes, device_of, group_rung, group_seed
-from services.actor.metrics import ActorMetrics
+from services.actor.metrics import WAIT_REASONS, ActorBounds, ActorMetrics
 from services.actor.parameter_client import ParameterClient
 from services.actor.watchdog import Watchdog
 from services.agent.registry import check_action, policy_class
@@ -53,6 +53,10 @@ class Actor:
         check_action(config.algorithm.name, self._schema.action)
         check_chunk_bytes(self._schema, self._envs[0].num_lanes, settings.chunk_steps)
 
+        self._metrics = Metrics("actor", config.run.name)
+        # Joins what a process says of itself with what replay and learner say of an actor by its name.
+        self._metrics.gauges_of("info", "Which actor this process is; always 1.", "actor", lambda: {self._name: 1.0})
+        waits = self._metrics.waits(WAIT_REASONS)
         peer = Peer(config.run.name, experience_pb2.ROLE_ACTOR, self._name, lifecycle.incarnation)
         security = client_security(config.security, config.learner.address, *config.replay.addresses)
         self.parameters = ParameterClient(
@@ -63,14 +67,19 @@ class Actor:
             log=log,
             waiting_for=lambda: self._watchdog.waiting_for or self._sender.unanswered,
             security=security,
+            parked=partial(waits.on, "parked"),
+            away=partial(waits.on, "chief_away"),
         )
-        self._metrics = Metrics("actor", config.run.name)
         self._counts = ActorMetrics(
             self._metrics,
+            waits,
             depth=lambda: self._sender.depth,
+            sent_steps=lambda: self._sender.acknowledged_steps,
+            sent_bytes=lambda: self._sender.acknowledged_bytes,
             age_s=lambda: self.parameters.age_s,
             version=lambda: self.parameters.newest.version if self.parameters.newest else 0,
             env_call_s=lambda: self._watchdog.longest_s,
+            bounds=ActorBounds(settings.buffer_chunks, config.env.lanes, settings.max_policy_age_s),
         )
         self._watchdog = Watchdog(
             self._envs,
@@ -79,6 +88,7 @@ class Actor:
             log=log,
             on_hang=self._counts.on_hang,
         )
+        waits.watch("env", self._watchdog.waited)
         self._sender = ChunkSender(
             config.replay.addresses[0],
             peer=peer,
@@ -92,6 +102,8 @@ class Actor:
             on_drop=self._counts.on_drop,
             on_acknowledged=self._counts.on_acknowledged,
             security=security,
+            full=partial(waits.on, "replay_full"),
+            away=partial(waits.on, "replay_away"),
         )
         self._others: List[threading.Thread] = []  # that act, beside the caller of `run`
         self._num_chunks = 0  # handed to the sender

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from typing import Callable, Deque, Dict
 
 from services.common.chunk import ActorCounters, Chunk
+from services.common.chunk_id import chunk_id
 from services.common.codec import encode_schema, fill_chunk, fill_counters
 from services.common.errors import Fenced
 from services.common.log import Log
@@ -17,6 +19,7 @@ from services.common.round_trip import RoundTrips
 from services.common.rpc import Caller, Refused, Stopped, Unavailable, call_once
 from services.common.schema import Schema
 from services.common.security.transport import CALL_IN_THE_CLEAR, ClientSecurity
+from services.common.waits import Held
 from shoal.v1 import experience_pb2, replay_pb2, replay_pb2_grpc
 
 INSERT_WAIT_S = 2.0  # how long the replay may hold an Insert before it answers BLOCKED
@@ -31,13 +34,14 @@ class _Queued:
     request: replay_pb2.InsertRequest
     lane_group: int
     num_valid: int
+    num_bytes: int  # of the chunk as it travels
     since: float
 
     @classmethod
     def of(cls, chunk: Chunk, peer: experience_pb2.Peer, codec: str) -> _Queued:
         request = replay_pb2.InsertRequest(peer=peer)
         fill_chunk(request.chunk, chunk, codec)
-        return cls(request, chunk.lane_group, chunk.num_valid, 0.0)
+        return cls(request, chunk.lane_group, chunk.num_valid, request.chunk.ByteSize(), 0.0)
 
 
 class ChunkSender:
@@ -61,6 +65,8 @@ class ChunkSender:
         on_drop: Callable[[str, int], None] = lambda _reason, _steps: None,
         on_acknowledged: Callable[[float], None] = lambda _seconds: None,
         security: ClientSecurity = CALL_IN_THE_CLEAR,
+        full: Held = contextlib.nullcontext,
+        away: Held = contextlib.nullcontext,
     ) -> None:
         """Prepare; `run` is the thread.
 
@@ -77,8 +83,11 @@ class ChunkSender:
             on_drop: told the reason and the number of steps that will not be delivered.
             on_acknowledged: told the seconds from the first send of a chunk to its acknowledgement.
             security: certificates and token.
+            full: entered while a full buffer holds the caller of `put`.
+            away: entered while the replay does not answer.
         """
-        self._caller = Caller("replay", address, stopping, log, security=security)
+        self._caller = Caller("replay", address, stopping, log, security=security, held=away)
+        self._full = full
         self._stub = replay_pb2_grpc.ReplayServiceStub(self._caller.channel)
         self._peer = peer.to_proto(schema.digest)
         self._schema = schema
@@ -101,6 +110,7 @@ class ChunkSender:
         self._dropped: Dict[str, int] = {}
         self._blocked = ""
         self.acknowledged_steps = 0
+        self.acknowledged_bytes = 0
 
     @property
     def waiting_for(self) -> str:
@@ -134,11 +144,13 @@ class ChunkSender:
             chunk, self._peer, self._codec
         )  # here and not at the send: the chunk before it is on its way meanwhile
         with self._changed:
-            while len(self._queue) >= self._buffer_chunks and not self._ended:
-                if self._drop_oldest:
+            if self._drop_oldest:
+                while self._is_full:
                     self._drop(self._queue.popleft(), "buffer_full")
-                else:
-                    self._changed.wait(0.1)
+            elif self._is_full:
+                with self._full():
+                    while self._is_full:
+                        self._changed.wait(0.1)
             # Not before: steps that are held back are in no buffer yet, and the counters must add up.
             self._produced += queued.num_valid
             if self._ended:
@@ -147,6 +159,10 @@ class ChunkSender:
             queued.since = time.monotonic()
             self._queue.append(queued)
             self._changed.notify_all()
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._queue) >= self._buffer_chunks and not self._ended
 
     def close(self) -> None:
         """No further chunk will come: `run` returns when the buffer is delivered, or the stop's budget is used up."""
@@ -198,22 +214,24 @@ class ChunkSender:
         status = response.status
         self._on_version(response.newest_version)
         if status in (replay_pb2.INSERT_STATUS_APPLIED, replay_pb2.INSERT_STATUS_DUPLICATE):
+            self._log.debug("a chunk is acknowledged", chunk=self._id_of(queued), steps=queued.num_valid)
             self._sequences[queued.lane_group] = self._sequence_of(queued) + 1
             self._send_schema = False
             self._blocked = ""
             self.acknowledged_steps += queued.num_valid
+            self.acknowledged_bytes += queued.num_bytes
             return True
         if status == replay_pb2.INSERT_STATUS_NEED_SCHEMA:
             self._send_schema = True
             return False
         if status == replay_pb2.INSERT_STATUS_BLOCKED:
             if not self._blocked:
-                self._log.debug("held by the replay", reason=response.reason)
+                self._log.debug("held by the replay", chunk=self._id_of(queued), reason=response.reason)
             self._blocked = response.reason
             return False
         if status == replay_pb2.INSERT_STATUS_FENCED:
             raise Fenced(response.reason)
-        raise Refused(f"the replay refuses chunk {self._sequence_of(queued)}: {response.reason}")
+        raise Refused(f"the replay refuses chunk={self._id_of(queued)}: {response.reason}")
 
     def _flush(self) -> None:
         """Deliver what is left within the stop's budget, without repeating for ever; count the rest as dropped."""
@@ -265,6 +283,9 @@ class ChunkSender:
     def _drop(self, queued: _Queued, reason: str) -> None:
         self._dropped[reason] = self._dropped.get(reason, 0) + queued.num_valid
         self._on_drop(reason, queued.num_valid)
+
+    def _id_of(self, queued: _Queued) -> str:
+        return chunk_id(self._peer.name, self._peer.incarnation, self._sequence_of(queued), queued.lane_group)
 
     def _sequence_of(self, queued: _Queued) -> int:
         return self._sequences.get(queued.lane_group, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Callable, Dict, Sequence
 
@@ -11,7 +12,9 @@ import numpy.typing as npt
 from services.agent.algorithm import Policy
 from services.common.chunk import TERMINATED, TRUNCATED, VALID, Chunk
 from services.common.metrics import Metrics
+from services.common.waits import Waits
 
+WAIT_REASONS = ("replay_full", "replay_away", "chief_away", "parked", "env")
 # Why steps were never delivered, and what the counter of each says.
 _DROPS: Dict[str, str] = {
     "buffer_full": "Steps dropped since the buffer was full (actor.on_full).",
@@ -38,18 +41,44 @@ _ACKNOWLEDGEMENT_S = (
 )
 
 
+@dataclass(frozen=True)
+class ActorBounds:
+    """What the run file says of an actor."""
+
+    buffer_chunks: int
+    lanes: int
+    max_policy_age_s: float
+
+
 class ActorMetrics:
     """Steps and episodes, counted as chunks are handed over; all else is read when Prometheus asks."""
 
     def __init__(
         self,
         metrics: Metrics,
+        waits: Waits,
         *,
         depth: Callable[[], int],
+        sent_steps: Callable[[], int],
+        sent_bytes: Callable[[], int],
         age_s: Callable[[], float],
         version: Callable[[], int],
         env_call_s: Callable[[], float],
+        bounds: ActorBounds,
     ) -> None:
+        """Make the metrics.
+
+        Args:
+            metrics: where they belong.
+            waits: of the actor, by WAIT_REASONS.
+            depth: chunks that wait.
+            sent_steps: that were acknowledged.
+            sent_bytes: of chunks that were acknowledged, as they travelled.
+            age_s: since the parameters were confirmed.
+            version: that acts.
+            env_call_s: how long the environment's call has lasted.
+            bounds: what the run file says.
+        """
         self._metrics = metrics
         self._steps = metrics.counter("produced_steps", "Environment steps made in this life.")
         self._episodes = metrics.counter("episodes", "Episodes that ended.")
@@ -61,6 +90,18 @@ class ActorMetrics:
             "acknowledgement_seconds", "From a chunk's first send to its acknowledgement.", _ACKNOWLEDGEMENT_S
         ).observe
         metrics.gauge("buffer_depth_chunks", "Chunks that wait for the replay.").set_function(depth)
+        metrics.gauge("buffer_capacity_chunks", "actor.buffer_chunks: more do not wait.").set(bounds.buffer_chunks)
+        metrics.counter_of("sent_steps", "Steps that the replay acknowledged in this life.", sent_steps)
+        metrics.counter_of("sent_bytes", "Bytes of acknowledged chunks, as they travelled.", sent_bytes)
+        metrics.gauge("lanes", "Environments that this actor steps.").set(bounds.lanes)
+        metrics.gauge_of(
+            "parked",
+            "1 while acting stands still for parameters: there are none yet, or they are too old.",
+            lambda: float(waits.is_on("parked")),
+        )
+        metrics.gauge("max_policy_age_seconds", "actor.max_policy_age_s: older parameters are not acted with.").set(
+            bounds.max_policy_age_s
+        )
         metrics.gauge("policy_age_seconds", "Since the chief last confirmed the parameters.").set_function(age_s)
         metrics.gauge("policy_version", "Version that acts.").set_function(version)
         metrics.gauge("env_call_seconds", "How long the environment's call under way has lasted.").set_function(

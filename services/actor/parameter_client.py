@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 import threading
@@ -15,6 +16,7 @@ from services.common.parameter_set import ParameterSet
 from services.common.peer import Peer
 from services.common.rpc import Caller, Stopped
 from services.common.security.transport import CALL_IN_THE_CLEAR, ClientSecurity
+from services.common.waits import Held
 from shoal.v1 import parameters_pb2
 
 RETRY_S = 0.1  # between two questions when the answer was not what is known to be there
@@ -36,6 +38,8 @@ class ParameterClient:
         role: parameters_pb2.ParameterRole.ValueType = parameters_pb2.PARAMETER_ROLE_ACT,
         waiting_for: Callable[[], str] = lambda: "",
         security: ClientSecurity = CALL_IN_THE_CLEAR,
+        parked: Held = contextlib.nullcontext,
+        away: Held = contextlib.nullcontext,
     ) -> None:
         """Connect to nothing yet.
 
@@ -48,8 +52,11 @@ class ParameterClient:
             role: which set.
             waiting_for: what the process waits for, in one sentence or none; told to the chief, whom people ask.
             security: certificates and token.
+            parked: entered while whoever acts waits for parameters.
+            away: entered while the chief does not answer.
         """
-        self._caller = Caller("chief", address, lifecycle.stopping, log, security=security)
+        self._caller = Caller("chief", address, lifecycle.stopping, log, security=security, held=away)
+        self._parked = parked
         self._download = ParameterDownload(
             self._caller, peer=peer, role=role, stopping=lifecycle.stopping, log=log, waiting_for=waiting_for
         )
@@ -137,6 +144,10 @@ class ParameterClient:
         newest = self.newest
         if newest is not None and self.age_s <= max_age_s:
             return newest
+        with self._parked():
+            return self._park(max_age_s)
+
+    def _park(self, max_age_s: float) -> ParameterSet:
         said = False
         while not self._lifecycle.stopping.is_set():
             newest = self.newest

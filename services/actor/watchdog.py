@@ -11,6 +11,7 @@ import numpy.typing as npt
 from services.actor.envs.contract import EnvStep, Observation, VectorEnv
 from services.actor.envs.wrapped_env import WrappedEnv
 from services.common.log import Log
+from services.common.waits import Waited
 
 PERIOD_S = 0.25  # between two looks
 
@@ -26,29 +27,43 @@ class WatchedEnv(WrappedEnv):
     def __init__(self, env: VectorEnv, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(env)
         self._clock = clock
-        self._began_s = 0.0  # of the call under way; 0: none is
-        self._call = ""
+        # The call under way, when it began (0: none is), and the seconds of those that have returned. Another thread
+        # reads them: they change together.
+        self._now: Tuple[str, float, float] = ("", 0.0, 0.0)
 
     def reset(self, seed: Optional[int] = None) -> Observation:
         """As the environment."""
-        self._call, self._began_s = "reset", self._clock()
+        self._begin("reset")
         try:
             return self._env.reset(seed)
         finally:
-            self._began_s = 0.0
+            self._end()
 
     def step(self, action: npt.NDArray[Any]) -> EnvStep:
         """As the environment."""
-        self._call, self._began_s = "step", self._clock()
+        self._begin("step")
         try:
             return self._env.step(action)
         finally:
-            self._began_s = 0.0
+            self._end()
+
+    def _begin(self, call: str) -> None:
+        self._now = (call, self._clock(), self._now[2])
+
+    def _end(self) -> None:
+        call, began_s, spent_s = self._now
+        self._now = (call, 0.0, spent_s + self._clock() - began_s)
 
     def busy_s(self) -> Tuple[str, float]:
         """The call under way and how long it has lasted; 0 s between calls."""
-        call, began_s = self._call, self._began_s
+        call, began_s, _ = self._now
         return call, self._clock() - began_s if began_s else 0.0
+
+    def waited(self) -> Waited:
+        """How long acting has waited for this environment."""
+        _, began_s, spent_s = self._now
+        now_s = self._clock() - began_s if began_s else 0.0
+        return Waited(spent_s + now_s, now_s)
 
 
 class Watchdog:
@@ -87,6 +102,13 @@ class Watchdog:
     def longest_s(self) -> float:
         """Seconds that the longest call under way has lasted."""
         return max((env.busy_s()[1] for env in self._envs), default=0.0)
+
+    def waited(self) -> Waited:
+        """How long a lane group has waited for its environment, on average, and the longest call under way."""
+        each = [env.waited() for env in self._envs]
+        return Waited(
+            sum(one.total_s for one in each) / max(1, len(each)), max((one.now_s for one in each), default=0.0)
+        )
 
     @property
     def waiting_for(self) -> str:

@@ -12,7 +12,7 @@ PROBE_ITEMS = 256
 
 _OPTIMIZER = {
     "gradient_norm": "mean norm of the {role} gradient before clipping, over the steps since the last report",
-    "clipped_gradient_norm": "the same after clipping: what the optimizer was given",
+    "clipped_gradient_norm": "mean norm of the {role} gradient after clipping, which the optimizer was given",
     "clipped_share": "share of the {role} steps since the last report whose gradient was clipped",
     "update_ratio": "norm of one step of the {role} parameters over the norm of the parameters",
 }

@@ -40,6 +40,7 @@ def item(info: replay_pb2.GetReplayInfoResponse, one: replay_pb2.InspectedItem) 
     bootstrap = f"from key {one.bootstrap_key}" if one.discount else "none: the episode terminated"
     facts = [
         ("actor", one.actor),
+        ("chunk", one.chunk),
         ("priority", f"{one.priority:.6g}"),
         ("times sampled", str(one.times_sampled)),
         ("age", f"{one.age_seconds:.1f} s"),

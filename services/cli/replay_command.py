@@ -50,7 +50,8 @@ def run(words: Sequence[str], output: TextIO) -> int:
     rest, overrides = split_overrides(words)
     options = _parser().parse_args(rest)
     if options.command == "inspect":
-        become(INSPECT_FOLDER, [options.folder, *(["--check"] if options.check else [])])
+        key = [] if options.key is None else ["--key", str(options.key)]
+        become(INSPECT_FOLDER, [options.folder, *key, *(["--check"] if options.check else [])])
     from services.common.rpc import Unavailable
 
     try:
@@ -97,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="shoal replay",
         usage="shoal replay [FILE.toml] [--section.key VALUE ...]\n"
-        "       shoal replay inspect DIR [--check]\n"
+        "       shoal replay inspect DIR [--check | --key K]\n"
         "       shoal replay items ADDRESS [--order ORDER] [--max N] [--actor NAME] | --key K\n"
         "       shoal replay snapshot ADDRESS FOLDER",
         description="Run a replay, or look into one. `shoal config show` lists the keys of the run file.",
@@ -107,10 +108,14 @@ def _parser() -> argparse.ArgumentParser:
         dest="command", metavar="COMMAND", title="commands", required=True, prog="shoal replay"
     )
     inspect = _add(
-        commands, "inspect", "DIR [--check]", "what a ring's folder holds, whether a replay runs on it or not"
+        commands, "inspect", "DIR [--check | --key K]", "what a ring's folder holds, whether a replay runs on it or not"
     )
     inspect.add_argument("folder", metavar="DIR", help="<replay.data_dir>/<run.name>, or a snapshot")
-    inspect.add_argument("--check", action="store_true", help="compare all rows with their CRC32C; 1: some are damaged")
+    look = inspect.add_mutually_exclusive_group()
+    look.add_argument("--check", action="store_true", help="compare all rows with their CRC32C; 1: some are damaged")
+    look.add_argument(
+        "--key", type=_whole(0, 2**63 - 1), metavar="K", help="name the chunk that brought this row, as the log has it"
+    )
     items = _add(commands, "items", "ADDRESS [options]", "the items of a replay that runs, and how they spread")
     _add_address(items)
     items.add_argument("--order", choices=ORDERS, help=f"which come first; else {ORDERS[0]}")

@@ -75,4 +75,5 @@ def _line(_logger: Any, _method: str, values: MutableMapping[str, Any]) -> str:
 
 def _short(value: Any) -> str:
     text = f"{value:.4g}" if isinstance(value, float) else str(value)
-    return repr(text) if " " in text or not text else text
+    # What a peer calls itself must not begin a line of its own.
+    return repr(text) if " " in text or not text.isprintable() or not text else text

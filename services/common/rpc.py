@@ -17,6 +17,7 @@ from services.common.call_observer import CallObserver, Observe
 from services.common.errors import UserError
 from services.common.log import Log
 from services.common.security.transport import CALL_IN_THE_CLEAR, LISTEN_IN_THE_CLEAR, ClientSecurity, ServerSecurity
+from services.common.waits import Held
 
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024  # alike on both ends, so that an oversize message fails where it is made
 
@@ -103,8 +104,8 @@ def call_once(method: Callable[..., Response], request: Any, *, timeout_s: float
 class Caller:
     """Calls of one process to one peer, repeated until they are answered or the process stops.
 
-    `waiting_for` holds a sentence while a call is being repeated. A wait that lasts is a warning, with its reason;
-    until then it may be that the peer is only starting.
+    While a call is being repeated, `waiting_for` holds a sentence and `held` is entered. A wait that lasts is a warning
+    with its reason; until then it may be that the peer is only starting.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class Caller:
         *,
         security: ClientSecurity = CALL_IN_THE_CLEAR,
         patience_s: float = PATIENCE_S,
+        held: Held = contextlib.nullcontext,
     ) -> None:
         self.channel = connect(address, security)
         self.waiting_for = ""
@@ -123,6 +125,7 @@ class Caller:
         self._stopping = stopping
         self._log = log
         self._patience_s = patience_s
+        self._held = held
         self._has_warned = False
         self._rng = random.Random()  # once: it takes its seed from the system, which no call should wait for
 
@@ -135,18 +138,23 @@ class Caller:
         """
         backoff = Backoff(self._rng)
         since = time.monotonic()
-        while not self._stopping.is_set():
-            try:
-                response = call_once(method, request, timeout_s=timeout_s)
-            except Unavailable as error:
-                self._say(time.monotonic() - since, str(error))
-                self._stopping.wait(backoff.next_s())
-            else:
-                if self.waiting_for:
-                    self._log.info(f"the {self._peer} is there", waited_s=round(time.monotonic() - since, 1))
-                    self.waiting_for = ""
-                    self._has_warned = False
-                return response
+        with contextlib.ExitStack() as waiting:
+            is_held = False
+            while not self._stopping.is_set():
+                try:
+                    response = call_once(method, request, timeout_s=timeout_s)
+                except Unavailable as error:
+                    if not is_held:
+                        is_held = True
+                        waiting.enter_context(self._held())
+                    self._say(time.monotonic() - since, str(error))
+                    self._stopping.wait(backoff.next_s())
+                else:
+                    if self.waiting_for:
+                        self._log.info(f"the {self._peer} is there", waited_s=round(time.monotonic() - since, 1))
+                        self.waiting_for = ""
+                        self._has_warned = False
+                    return response
         raise Stopped
 
     def _say(self, waited_s: float, reason: str) -> None:

@@ -21,7 +21,13 @@ from services.common.rpc import Stopped
 Run = Callable[[RunConfig, Lifecycle, Log], None]
 
 
-def main(service: str, run: Run, arguments: Sequence[str], short_flags: Optional[Mapping[str, str]] = None) -> int:
+def main(
+    service: str,
+    run: Run,
+    arguments: Sequence[str],
+    short_flags: Optional[Mapping[str, str]] = None,
+    name_of: Optional[Callable[[RunConfig], str]] = None,
+) -> int:
     """Run a service to its end and return the exit code.
 
     Args:
@@ -29,6 +35,7 @@ def main(service: str, run: Run, arguments: Sequence[str], short_flags: Optional
         run: builds the parts, starts them, runs, and stops them.
         arguments: `[FILE.toml] [--section.key VALUE ...]`.
         short_flags: other names of flags, as in `--chief` for `--helper.chief`.
+        name_of: the service's name in its log, where the run file decides; else `service`.
     """
     short: Dict[str, str] = dict(short_flags or {})
     flags: List[str] = [_in_full(word, short) for word in arguments]
@@ -42,11 +49,12 @@ def main(service: str, run: Run, arguments: Sequence[str], short_flags: Optional
         loaded = load(Path(file) if file else None, flags, os.environ)
         # All processes of one file agree on its stem when the run has no name.
         config = loaded.config.named(Path(file).stem if file else "shoal")
+        name = name_of(config) if name_of else service
         log = make_log(
             sys.stdout,
             style=config.log.style,
-            level=config.log.level,
-            service=service,
+            level=config.log.level_of(name),
+            service=name,
             run=config.run.name,
             incarnation=f"{lifecycle.incarnation:016x}",
         )

@@ -8,6 +8,7 @@ from typing import Any, Dict, Tuple
 
 import numpy.typing as npt
 
+from services.common.chunk_id import chunk_id
 from services.common.sealed import unseal
 
 
@@ -24,6 +25,11 @@ class SickLane:
     policy_version: int  # that chose the bad step's action
     bad_columns: Tuple[str, ...]  # of the bad step
     columns: Dict[str, npt.NDArray[Any]]  # name -> [S, ...], the bad step last; "final.observation.*" is [1, ...]
+
+    @property
+    def chunk(self) -> str:
+        """Name of the chunk with the bad step."""
+        return chunk_id(self.actor, self.incarnation, self.sequence, self.lane_group)
 
 
 def load_dump(path: Path) -> SickLane:

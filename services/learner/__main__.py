@@ -23,5 +23,10 @@ def run(config: RunConfig, lifecycle: Lifecycle, log: Log) -> None:
         chief.say_farewell()
 
 
+def name_of(config: RunConfig) -> str:
+    """What this process is called in its log."""
+    return "helper" if config.helper.chief else "learner"
+
+
 if __name__ == "__main__":
-    sys.exit(main("learner", run, sys.argv[1:], short_flags={"--chief": "--helper.chief"}))
+    sys.exit(main("learner", run, sys.argv[1:], short_flags={"--chief": "--helper.chief"}, name_of=name_of))

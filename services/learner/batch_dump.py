@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Callable, Dict, List, Tuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,7 @@ class StoppedBatch:
     updates: int  # of the learner before this one
     table_id: int  # that the keys belong to
     suspects: npt.NDArray[np.bool_]  # [N], items whose own values are not finite or absurdly large
+    chunks: Tuple[str, ...] = ()  # names of those that brought the first suspects, as far as they could be found
 
 
 class BatchDump:
@@ -39,10 +40,11 @@ class BatchDump:
     Nothing that goes wrong here reaches the caller: it is logged, and training goes on.
     """
 
-    def __init__(self, folder: Path, log: Log) -> None:
-        """Make the dump; the folder is made with the first file."""
+    def __init__(self, folder: Path, log: Log, on_written: Callable[[], object] = lambda: None) -> None:
+        """Make the dump; the folder is made with the first file, and `on_written` is called for each."""
         self._folder = folder
         self._log = log
+        self._on_written = on_written
         self._number = max([0, *(_number(file) for file in self._files())])
 
     def write(self, stopped: StoppedBatch) -> None:
@@ -54,9 +56,11 @@ class BatchDump:
             "updates": stopped.updates,
             "table_id": stopped.table_id,
             "num_items": stopped.batch.num_items,
+            "chunks": list(stopped.chunks),
         }
         try:
             write_atomically(file, seal(_tensors(stopped), facts))
+            self._on_written()
             for old in self._files()[:-MAX_FILES]:
                 old.unlink()
         except (UserError, OSError) as error:
@@ -108,6 +112,7 @@ def load_stopped_batch(file: Path) -> StoppedBatch:
             updates=int(facts["updates"]),
             table_id=int(facts["table_id"]),
             suspects=tensors["suspects"],
+            chunks=tuple(facts.get("chunks", ())),  # not kept by earlier versions of shoal
         )
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(

@@ -15,6 +15,7 @@ from services.common.metrics import Metrics
 from services.common.peer import Peer
 from services.common.schema import Schema
 from services.common.security.transport import client_security
+from services.common.waits import Waits
 from services.learner.batch_dump import BatchDump
 from services.learner.joint_update import Updater
 from services.learner.nan_guard import NanGuard
@@ -70,6 +71,7 @@ def build_replay_client(
     newest: Callable[[], Tuple[int, int]],
     lifecycle: Lifecycle,
     log: Log,
+    waits: Waits,
 ) -> ReplayClient:
     """The way to the replay; see `ReplayClient`.
 
@@ -89,6 +91,7 @@ def build_replay_client(
         lifecycle=lifecycle,
         log=log,
         security=client_security(config.security, *config.replay.addresses),
+        waits=waits,
     )
 
 
@@ -118,10 +121,11 @@ def build_guard(
     drawn_ahead = settings.batches_per_sample * (1 + settings.samples_in_flight)
     return NanGuard(
         updater,
-        BatchDump(dumps, log),
+        BatchDump(dumps, log, metrics.counter("nan_dumps", "Stopped batches that were kept in a file.").inc),
         metrics,
         log,
         max_in_row=settings.max_non_finite_updates + drawn_ahead,
         report=replay.report,
         on_stopped=on_stopped,
+        chunks_of=replay.chunks_of,
     )

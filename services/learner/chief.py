@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Optional, Tuple
 
@@ -27,6 +28,8 @@ from services.common.security.transport import server_security
 from services.learner.averaged_parameters import AveragedParameters
 from services.learner.building import build_guard, build_learner, build_replay_client, check_device
 from services.learner.checkpoint import Checkpoint, CheckpointFolder, generator_state
+from services.learner.checkpoint_metrics import CheckpointMetrics
+from services.learner.chief_metrics import WAIT_REASONS, ChiefMetrics
 from services.learner.collaboration import Collaboration
 from services.learner.env_steps import AcknowledgedSteps
 from services.learner.farewell import wait_for_readers
@@ -82,6 +85,8 @@ class Chief:
         self._steps = AcknowledgedSteps(self._resumed.acknowledged if self._resumed else {})
         self._status = Status()
         self._learner: Optional[Learner] = None
+        self._metrics = Metrics("learner", run_id)
+        self._waits = self._metrics.waits(WAIT_REASONS)
         self._peer = Peer(run_id, experience_pb2.ROLE_LEARNER, "learner", lifecycle.incarnation)
         self._readers = Readers(time.monotonic, config.actor.count)
         history = self._resumed.history if self._resumed else []
@@ -97,8 +102,8 @@ class Chief:
             newest=lambda: (self._newest_version, self._learner.updates if self._learner else 0),
             lifecycle=lifecycle,
             log=log,
+            waits=self._waits,
         )
-        self._metrics = Metrics("learner", run_id)
         self._collaboration = Collaboration(
             config.gradients,
             num_planned=config.helper.count,
@@ -106,6 +111,7 @@ class Chief:
             incarnation=self._peer.incarnation,
             metrics=self._metrics,
             log=log,
+            held=partial(self._waits.on, "gradients"),
         )
         self._servicer = ParameterServicer(
             run_id=run_id,
@@ -121,6 +127,16 @@ class Chief:
             log=log,
         )
         self._metrics.registry.register(ReaderMetrics(run_id, self._readers, self._store, self._status))
+        self._metrics.disk(self._folder.path, "the run's folder")
+        ChiefMetrics(
+            self._metrics,
+            status=self._status,
+            store=self._store,
+            servicer=self._servicer,
+            replay=self._replay,
+            updates=lambda: self._learner.updates if self._learner else self._status.progress.updates,
+            max_lag_updates=config.staleness.max_lag_updates,
+        )
         self._server, self._metrics_port = self._bind()
 
     def _load_checkpoint(self) -> Optional[Checkpoint]:
@@ -202,7 +218,6 @@ class Chief:
             clock=time.monotonic,
             env_steps=lambda: self._steps.total,
             latest_evaluation=lambda: self._servicer.latest,
-            queue_depth=lambda: self._replay.depth,
             max_updates=self._config.learner.max_updates,
         )
         with contextlib.closing(monitor):
@@ -230,7 +245,9 @@ class Chief:
         self._status.run_state = parameters_pb2.RUN_STATE_TRAINING
         try:
             least = self._config.replay.min_size_to_sample
-            if statistics.wait_for_first(self._replay, self._lifecycle, min_steps=least):
+            with self._waits.on("batches"):
+                has_first = statistics.wait_for_first(self._replay, self._lifecycle, min_steps=least)
+            if has_first:
                 publisher.publish()
             train(
                 updater,
@@ -285,12 +302,15 @@ class Chief:
                 average=average.state(),
             )
 
+        period_s = self._config.learner.checkpoint_period_s
         return Checkpointer(
             self._checkpoints,
             take_checkpoint,
-            period_s=self._config.learner.checkpoint_period_s,
+            period_s=period_s,
             clock=time.monotonic,
             lifecycle=self._lifecycle,
+            metrics=CheckpointMetrics(self._metrics, period_s=period_s, clock=time.monotonic),
+            held=partial(self._waits.on, "checkpoint"),
         )
 
     def _make_guard(self, updater: Updater) -> NanGuard:
@@ -314,14 +334,15 @@ class Chief:
             return
         self._status.run_state = parameters_pb2.RUN_STATE_FINISHED
         self._log.info("training is finished", updates=progress.updates, env_steps=progress.env_steps)
-        wait_for_readers(
-            self._readers,
-            last_version=self._newest_version,
-            latest_evaluation=lambda: self._servicer.latest,
-            clock=time.monotonic,
-            lifecycle=self._lifecycle,
-            log=self._log,
-        )
+        with self._waits.on("readers"):
+            wait_for_readers(
+                self._readers,
+                last_version=self._newest_version,
+                latest_evaluation=lambda: self._servicer.latest,
+                clock=time.monotonic,
+                lifecycle=self._lifecycle,
+                log=self._log,
+            )
 
     @property
     def _newest_version(self) -> int:

@@ -14,9 +14,11 @@ from services.common.parameter_set import ParameterSet
 from services.common.peer import Peer
 from services.common.rpc import Backoff, Caller, Refused, Stopped, Unavailable, call_once
 from services.common.security.transport import CALL_IN_THE_CLEAR, ClientSecurity
+from services.common.waits import Waits
 from services.learner.gradients import EncodedGradients
 from shoal.v1 import gradients_pb2, gradients_pb2_grpc, parameters_pb2
 
+WAIT_REASONS = ("parameters", "chief")
 JOIN_TIMEOUT_S = 5.0
 PUSH_TIMEOUT_S = 8.0  # the chief holds a push for 5 s at most
 LAST_PUSH_TIMEOUT_S = 2.0  # at a stop, for the answer to a push that is under way
@@ -37,6 +39,7 @@ class ChiefClient:
         lifecycle: Lifecycle,
         log: Log,
         security: ClientSecurity = CALL_IN_THE_CLEAR,
+        waits: Optional[Waits] = None,
     ) -> None:
         """Connect to nothing yet.
 
@@ -48,7 +51,9 @@ class ChiefClient:
             lifecycle: ends the waits.
             log: where waits and refusals are said.
             security: certificates and token.
+            waits: of the process, with WAIT_REASONS among its reasons.
         """
+        self._waits = waits or Waits(WAIT_REASONS)
         self._caller = Caller("chief", address, lifecycle.stopping, log, security=security)
         self._stub = gradients_pb2_grpc.GradientServiceStub(self._caller.channel)
         self._peer = peer
@@ -81,6 +86,10 @@ class ChiefClient:
             Refused: the chief takes no further helper, or not this one.
             Stopped: the process is to end.
         """
+        with self._waits.on("parameters"):
+            return self._next_base()
+
+    def _next_base(self) -> Optional[ParameterSet]:
         while not self._stopping.is_set():
             if not self._joined or time.monotonic() > self._renew_at_s:
                 self._join()
@@ -127,7 +136,8 @@ class ChiefClient:
         )
         self._used_version = base.version
         took_s = time.monotonic() - self._based_at_s
-        response = self._until_definite(request)
+        with self._waits.on("chief"):
+            response = self._until_definite(request)
         if response is None:
             return gradients_pb2.PUSH_STATUS_UNSPECIFIED
         if response.status == gradients_pb2.PUSH_STATUS_FENCED:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from typing import Callable, Optional
@@ -10,6 +11,7 @@ from services.agent.algorithm import Learner
 from services.common.config.gradients import GradientsSection
 from services.common.log import Log
 from services.common.metrics import Metrics
+from services.common.waits import Held
 from services.learner.contributions import AsynchronousContributions, SynchronousContributions
 from services.learner.gradient_exchange import GradientExchange
 from services.learner.gradient_metrics import GradientMetrics
@@ -24,7 +26,15 @@ class Collaboration:
     """The parts that take helpers' gradients. Without helpers it changes nothing."""
 
     def __init__(
-        self, settings: GradientsSection, *, num_planned: int, run_id: str, incarnation: int, metrics: Metrics, log: Log
+        self,
+        settings: GradientsSection,
+        *,
+        num_planned: int,
+        run_id: str,
+        incarnation: int,
+        metrics: Metrics,
+        log: Log,
+        held: Held = contextlib.nullcontext,
     ) -> None:
         """Build the parts.
 
@@ -35,6 +45,7 @@ class Collaboration:
             incarnation: of the chief.
             metrics: where those of the gradients belong.
             log: where joins and refusals are said.
+            held: entered while training waits for gradients.
         """
         self._asynchronous: Optional[AsynchronousContributions] = None
         if settings.mode == "asynchronous":
@@ -44,7 +55,9 @@ class Collaboration:
             _warn(settings, num_planned, log)
         helpers = Helpers(time.monotonic, lease_s=settings.lease_s, max_helpers=settings.max_helpers)
         contributions = self._asynchronous or SynchronousContributions()
-        self._exchange = GradientExchange(helpers, contributions, answers_at_once=self._asynchronous is not None)
+        self._exchange = GradientExchange(
+            helpers, contributions, answers_at_once=self._asynchronous is not None, held=held
+        )
         self._metrics = GradientMetrics(metrics, num_helpers=lambda: self._exchange.num_living)
         self.servicer = GradientServicer(
             run_id=run_id,

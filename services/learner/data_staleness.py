@@ -48,6 +48,10 @@ class DataStaleness:
         self._log = StalenessLog(file)
         self.ledger = Ledger(bound=rules.max_lag_updates, clock=clock, wall_clock=wall_clock)
         metrics.registry.register(LedgerCollector(run, self.ledger))
+        self._breaches = metrics.counter(
+            "bound_breaches",
+            "Items that were trained on beyond staleness.max_lag_updates; anything but 0 is a fault of shoal.",
+        )
 
     def weigh(self, drawn: DrawnBatch, updates: int, weights: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Note the age of a batch that is used now, and return the weights of its items <float32>[N].
@@ -68,6 +72,8 @@ class DataStaleness:
         weighed = self._rules.weigh(weights, lag.total_updates)
         bound = self._rules.max_lag_updates
         num_refused = 0 if bound is None else int(np.count_nonzero(lag.total_updates > bound))
+        if bound is not None and num_refused:
+            self._breaches.inc(int(np.count_nonzero(weighed[lag.total_updates > bound])))
         self.ledger.add(lag, batch.stamps, num_refused)
         self._write(updates, is_last=False)
         return weighed

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from dataclasses import replace
 from typing import Callable, List, Optional, Tuple
 
 from services.common.rpc import Stopped
+from services.common.waits import Held
 from services.learner.contributions import Contributions, Share
 from services.learner.helpers import Answer, Helper, Helpers, PushStatus
 
@@ -18,14 +20,23 @@ PATIENCE_S = 0.2  # of a wait before it has a reason: each step waits a little
 class GradientExchange:
     """Takes gradients up, hands them to the loop, and holds each helper's answer until its step was taken."""
 
-    def __init__(self, helpers: Helpers, contributions: Contributions, *, answers_at_once: bool) -> None:
+    def __init__(
+        self,
+        helpers: Helpers,
+        contributions: Contributions,
+        *,
+        answers_at_once: bool,
+        held: Held = contextlib.nullcontext,
+    ) -> None:
         """Begin closed: nothing is taken before the first `open`.
 
         Args:
             helpers: who takes part.
             contributions: what waits for a step.
             answers_at_once: a push is answered when it is taken up, not when its step was taken (asynchronous).
+            held: entered while the loop waits for gradients.
         """
+        self._held = held
         self._helpers = helpers
         self._contributions = contributions
         self._answers_at_once = answers_at_once
@@ -224,10 +235,9 @@ class GradientExchange:
         with self._changed:
             self._collecting_since_s = time.monotonic()
             try:
-                while self._missing():
-                    if stopping.is_set():
-                        raise Stopped
-                    self._changed.wait(min([LOOK_S, *(self._helpers.lease_left_s(h) for h in self._missing())]))
+                if self._missing():
+                    with self._held():
+                        self._wait_for_missing(stopping)
             finally:
                 self._collecting_since_s = None
             shares = self._contributions.take(even_few=even_few)
@@ -271,6 +281,12 @@ class GradientExchange:
                 helper.answer = answer
                 if helper.num_waiting:  # the step may have taken longer than the lease
                     self._helpers.renew(helper)
+
+    def _wait_for_missing(self, stopping: threading.Event) -> None:
+        while self._missing():
+            if stopping.is_set():
+                raise Stopped
+            self._changed.wait(min([LOOK_S, *(self._helpers.lease_left_s(h) for h in self._missing())]))
 
     def _missing(self) -> List[Helper]:
         living = {helper.name: helper for helper in self._helpers.living()}

@@ -33,7 +33,7 @@ class GradientMetrics:
         }
         self._invalid = metrics.counter("gradient_invalid_total", "Pushes refused since their content is wrong.")
         self._packed = metrics.counter("gradient_received_bytes_total", "Bytes of gradients, as they travelled.")
-        self._raw = metrics.counter("gradient_raw_bytes_total", "Bytes of the same gradients in float32.")
+        self._raw = metrics.counter("gradient_raw_bytes_total", "Bytes of the gradients that arrived, in float32.")
         self._abstained = metrics.counter("gradient_abstained_total", "Steps that a helper abstained from.")
         metrics.gauge("gradient_helpers", "Helpers whose lease runs.").set_function(num_helpers)
         self._contributors = metrics.gauge("gradient_contributors", "Gradients in the latest step of several.")

@@ -25,7 +25,7 @@ from services.learner.building import build_guard, build_learner, build_replay_c
 from services.learner.chief_client import ChiefClient
 from services.learner.gradients import GradientEncoder
 from services.learner.helper_checkpoint import GENERATOR, HelperCheckpoint, HelperState, load_helper_state
-from services.learner.helper_metrics import HelperMetrics
+from services.learner.helper_metrics import WAIT_REASONS, HelperMetrics
 from shoal.v1 import experience_pb2
 
 if TYPE_CHECKING:
@@ -54,6 +54,8 @@ class Helper:
         self._dumps = folders.non_finite / self._peer.name
         self._file: Optional[Path] = folder / f"{config.helper.name}.safetensors" if config.helper.name else None
         self._security = client_security(config.security, config.helper.chief)  # a mistake in it is told at once
+        self._metrics = Metrics("helper", run_id)
+        self._waits = self._metrics.waits(WAIT_REASONS)
         self._replay = build_replay_client(
             config,
             peer=self._peer,
@@ -61,9 +63,9 @@ class Helper:
             newest=lambda: (0, 0),  # the chief tells the replay itself
             lifecycle=lifecycle,
             log=log,
+            waits=self._waits,
         )
         self._chief: Optional[ChiefClient] = None
-        self._metrics = Metrics("helper", run_id)
         listening = server_security(config.security, f"{config.metrics.host}:{config.helper.metrics_port}")
         self._metrics.certificate(listening.certificate)
         self._metrics_port = self._metrics.serve(
@@ -109,6 +111,7 @@ class Helper:
             lifecycle=self._lifecycle,
             log=self._log,
             security=self._security,
+            waits=self._waits,
         )
         self._replay.start(schema)
         self._contribute(learner, self._chief, encoder)

@@ -9,6 +9,8 @@ from services.common.parameter_set import ParameterSet
 from services.learner.gradients import EncodedGradients
 from shoal.v1 import gradients_pb2
 
+WAIT_REASONS = ("batches", "parameters", "chief", "schema")
+
 
 class HelperMetrics:
     """Counts pushes by what became of them."""
@@ -18,7 +20,7 @@ class HelperMetrics:
         self._refused = metrics.counter("pushes_refused_total", "Gradients that the chief refused; their residual too.")
         self._abstained = metrics.counter("pushes_abstained_total", "Steps without a gradient of this helper.")
         self._bytes = metrics.counter("pushed_bytes_total", "Bytes of gradients, as they travelled.")
-        self._raw = metrics.counter("raw_bytes_total", "Bytes of the same gradients in float32.")
+        self._raw = metrics.counter("raw_bytes_total", "Bytes of the pushed gradients in float32.")
         self._residual = metrics.gauge("residual_norm", "Norm of what earlier pushes could not say.")
         self._version = metrics.gauge("base_version", "Version of the latest base.")
         self._updates = metrics.gauge("base_updates", "Updates behind the latest base.")

@@ -37,7 +37,6 @@ class Monitor:
         clock: Callable[[], float],
         env_steps: Callable[[], int],
         latest_evaluation: Callable[[], Optional[Evaluation]],
-        queue_depth: Callable[[], int],
         max_updates: int,
     ) -> None:
         self._status = status
@@ -47,17 +46,13 @@ class Monitor:
         self._earlier = earlier
         self._env_steps = env_steps
         self._latest_evaluation = latest_evaluation
-        self._queue_depth = queue_depth
         self._max_updates = max_updates
         self._lags: Deque[npt.NDArray[np.int64]] = deque(maxlen=LAG_WINDOW)
         self._shown_at = 0.0
         self._shown_version = 0
         self._events = EventLog(tensorboard)
-        self._updates = metrics.gauge("updates", "Optimizer updates done over all lives of the chief.")
-        self._version = metrics.gauge("version", "Newest published version.")
-        self._lag = metrics.batch_histogram("item_lag_updates", "Lag of trained items in updates.", LAG_BUCKETS)
-        self._prefetch = metrics.gauge("prefetch_depth_batches", "Batches that wait to be trained on.")
-        self._seconds = metrics.gauge("training_seconds", "Running time of the chief over all its lives.")
+        self._lag = metrics.batch_histogram("item_lag_updates", "Lag of trained items, in updates.", LAG_BUCKETS)
+        metrics.counter_of("trained_items", "Items trained on in this life of the chief.", lambda: self._lag.count)
         self._scalars: Dict[str, Any] = {}
         self._metrics = metrics
         status.progress = earlier
@@ -89,11 +84,6 @@ class Monitor:
         status.progress = self.progress(updates)
         if self._lags:
             status.lag_p50, status.lag_p95 = np.percentile(np.concatenate(list(self._lags)), [50, 95]).tolist()
-        newest = self._store.newest
-        self._updates.set(updates)
-        self._version.set(newest.version if newest else 0)
-        self._prefetch.set(self._queue_depth())
-        self._seconds.set(status.progress.training_seconds)
         self._events.scalar("lag/p50_updates", status.lag_p50, updates)
         self._events.scalar("lag/p95_updates", status.lag_p95, updates)
         evaluation = self._latest_evaluation()

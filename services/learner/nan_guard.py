@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Optional, Tuple
+from typing import Callable, List, Optional, Sequence, Tuple
 
 import numpy as np
 import numpy.typing as npt
@@ -55,6 +55,7 @@ class NanGuard:
         max_in_row: int,
         report: Callable[[DrawnBatch, npt.NDArray[np.float32]], None],
         on_stopped: Callable[[int], None],
+        chunks_of: Callable[[int, Sequence[int]], List[str]] = lambda _table_id, _keys: [],
     ) -> None:
         """Guard the updates of `updater`.
 
@@ -66,7 +67,9 @@ class NanGuard:
             max_in_row: as many stopped updates, one after the other, end the training.
             report: sends TD errors to the replay.
             on_stopped: told how many were stopped in this life, after each.
+            chunks_of: names the chunks of items by table and keys.
         """
+        self._chunks_of = chunks_of
         self._updater = updater
         self._dump = dump
         self._log = log
@@ -136,14 +139,19 @@ class NanGuard:
         self.stopped += 1
         self._counter.inc()
         self._on_stopped(self.stopped)
+        keys: List[int] = drawn.batch.keys[found][:MAX_NAMED].tolist()
+        chunks = self._chunks_of(drawn.table_id, keys)
         self._log.warning(
             "an update is stopped: it is not finite; its batch is kept in non_finite/",
             reason=reason,
             updates=updates,
             suspects=int(found.sum()),
-            keys=drawn.batch.keys[found][:MAX_NAMED].tolist(),
+            keys=keys,
+            chunk=",".join(chunks),
         )
-        self._dump.write(StoppedBatch(drawn.batch, importance_weights, reason, updates, drawn.table_id, found))
+        self._dump.write(
+            StoppedBatch(drawn.batch, importance_weights, reason, updates, drawn.table_id, found, tuple(chunks))
+        )
         if found.any():
             sick = DrawnBatch(drawn.batch.at(np.flatnonzero(found)), drawn.table_id)
             self._report(sick, np.zeros(len(sick.batch), np.float32))

@@ -233,6 +233,11 @@ class ParameterServicer:
         return parameters_pb2.ReportEvaluationResponse(best=best)
 
     @property
+    def best(self) -> Optional[Evaluation]:
+        """What was seen of the best version; None before the first evaluation."""
+        return self._best
+
+    @property
     def best_updates(self) -> Optional[int]:
         """Updates behind the best version; None before the first evaluation."""
         best = self._best

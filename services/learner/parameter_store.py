@@ -89,6 +89,7 @@ class ParameterStore:
         self._digests: OrderedDict[Tuple[Role, int], str] = OrderedDict()
         self._learn_updates: OrderedDict[int, int] = OrderedDict()
         self._unknown_versions = 0
+        self.published = 0  # versions of role `act`, in this life
 
     def publish(self, sets: Mapping[Role, Mapping[str, npt.NDArray[Any]]], updates: int) -> PublishedSet:
         """Make `sets` the newest of their roles, under one version.
@@ -115,6 +116,7 @@ class ParameterStore:
             self._history.append(version, updates)
             for published in made.values():
                 self._keep(published)
+            self.published += 1
         return made[ACT]
 
     def publish_learn(self, parameters: Mapping[str, npt.NDArray[Any]], updates: int) -> PublishedSet:

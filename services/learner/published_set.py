@@ -41,6 +41,7 @@ class PublishedSet:
         self.version = version
         self.updates = updates
         self._parameters: Optional[Mapping[str, npt.NDArray[Any]]] = parameters
+        self.array_bytes = sum(array.nbytes for array in parameters.values())  # in memory, before it is packed
         self._wire_dtype = wire_dtype
         self._lock = threading.Lock()
         self._answers: List[bytes] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass
-from typing import Callable, Iterator, List, Optional, Tuple, Union
+from typing import Callable, Iterator, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from services.common.sample_codec import SampleAnswer, decode_batch, decode_draw
 from services.common.schema import Schema
 from services.common.security.transport import CALL_IN_THE_CLEAR, ClientSecurity
 from services.common.stamps_codec import StampSource
+from services.common.waits import Waits
 from services.learner.batch_queue import BatchQueue
 from services.learner.ring_rows import RingRows, attach
 from shoal.v1 import replay_pb2, replay_pb2_grpc
@@ -30,6 +31,8 @@ SAMPLE_METHOD = f"/{replay_pb2.DESCRIPTOR.services_by_name['ReplayService'].full
 SAMPLE_WAIT_S = 2.0  # how long the replay may hold a Sample; the call's deadline is this and a margin
 CALL_MARGIN_S = 3.0  # a stop must not wait longer for a replay that is frozen
 INFO_TIMEOUT_S = 3.0
+WAIT_REASONS = ("batches", "schema")
+NAMES_TIMEOUT_S = 1.0
 WAIT_S = 0.1  # between two looks at whether to stop
 MAX_ROW_BYTES = 32 << 20  # in one piece: larger messages, and larger blocks of memory, are slower
 MAX_WAITING_BYTES = 128 << 20  # of rows that wait for the learner: no more are fetched then
@@ -62,6 +65,7 @@ class ReplayClient:
         lifecycle: Lifecycle,
         log: Log,
         security: ClientSecurity = CALL_IN_THE_CLEAR,
+        waits: Optional[Waits] = None,
     ) -> None:
         """Prepare; `start` begins to draw.
 
@@ -78,6 +82,7 @@ class ReplayClient:
             lifecycle: ends the waits.
             log: where waits are said.
             security: certificates and token.
+            waits: of the process, with WAIT_REASONS among its reasons.
         """
         self._caller = Caller("replay", address, lifecycle.stopping, log, security=security)
         self._stub = replay_pb2_grpc.ReplayServiceStub(self._caller.channel)
@@ -105,6 +110,8 @@ class ReplayClient:
         self._lock = threading.Lock()
         self._paused = threading.Event()
         self._waiting_for = ""
+        self._waits = waits or Waits(WAIT_REASONS)
+        self._starved_since_s: Optional[float] = None  # since then `next_within` has found no batch
         self._trips = RoundTrips()
         self._names: Tuple[int, Tuple[str, ...]] = (0, ())  # of actors, and the table whose they are
         self._digest = ""  # of the schema, once it is known
@@ -119,6 +126,11 @@ class ReplayClient:
         """Batches that wait to be trained on."""
         return len(self._queue)
 
+    @property
+    def num_priorities(self) -> int:
+        """Batches whose priorities wait for the next call."""
+        return len(self._priorities)
+
     def wait_for_schema(self) -> Schema:
         """Ask until an actor has introduced itself to the replay.
 
@@ -126,15 +138,16 @@ class ReplayClient:
             Refused: the replay belongs to another run.
             Stopped: the process is to end.
         """
-        while not self._lifecycle.stopping.is_set():
-            info = self.info()
-            if info.HasField("schema"):
-                self._waiting_for = ""
-                return decode_schema(info.schema)
-            if not self._waiting_for:
-                self._waiting_for = "waiting for the first actor to introduce itself to the replay"
-                self._log.info(self._waiting_for)
-            self._lifecycle.stopping.wait(0.2)
+        with self._waits.on("schema"):
+            while not self._lifecycle.stopping.is_set():
+                info = self.info()
+                if info.HasField("schema"):
+                    self._waiting_for = ""
+                    return decode_schema(info.schema)
+                if not self._waiting_for:
+                    self._waiting_for = "waiting for the first actor to introduce itself to the replay"
+                    self._log.info(self._waiting_for)
+                self._lifecycle.stopping.wait(0.2)
         raise Stopped
 
     def info(self, *, with_moments: bool = False) -> replay_pb2.GetReplayInfoResponse:
@@ -176,18 +189,42 @@ class ReplayClient:
             Stopped: the process is to end.
         """
         while not self._lifecycle.stopping.is_set():
-            for drawn in self._queue.get(0.1):
+            drawn = self.next_within(WAIT_S)
+            if drawn is not None:
                 return drawn
         raise Stopped
 
     def next_within(self, timeout_s: float) -> Optional[DrawnBatch]:
-        """The next batch, or None if there is none in time."""
-        return next(iter(self._queue.get(timeout_s)), None)
+        """The next batch, or None if there is none in time. One thread asks."""
+        if self.depth:  # the reader is alone: what is there stays there
+            self._starved_since_s = None
+            return self._queue.get(timeout_s)[0]
+        if self._starved_since_s is None:
+            self._starved_since_s = time.monotonic()
+        with self._waits.on("batches", self._starved_since_s):
+            drawn = next(iter(self._queue.get(timeout_s)), None)
+        if drawn is not None:
+            self._starved_since_s = None
+        return drawn
 
     def report(self, drawn: DrawnBatch, td_error: npt.NDArray[np.float32]) -> None:
         """Send |TD errors| back with the next draw."""
         with self._lock:
             self._priorities.append((drawn.table_id, drawn.batch.keys, td_error))
+
+    def chunks_of(self, table_id: int, keys: Sequence[int]) -> List[str]:
+        """Names of the chunks that brought items, each once, for people: without those that are not to be found now."""
+        if table_id != self._names[0]:  # keys of an earlier table name nothing now
+            return []
+        names: List[str] = []
+        try:
+            for key in keys:
+                request = replay_pb2.InspectRequest(peer=self._peer.to_proto(), one=True, key=key)
+                answer = call_once(self._stub.Inspect, request, timeout_s=NAMES_TIMEOUT_S)
+                names += [item.chunk for item in answer.items]
+        except (Refused, Unavailable) as error:
+            self._log.debug("the chunks of items are not to be found", reason=str(error))
+        return list(dict.fromkeys(names))
 
     def finish(self) -> None:
         """Stop drawing and deliver the last priorities; one try, since losing them harms nothing."""

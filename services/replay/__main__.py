@@ -21,6 +21,7 @@ from services.common.rpc import Server
 from services.common.schema import Schema
 from services.common.security.transport import server_security
 from services.common.service import main
+from services.common.waits import Waits
 from services.replay.footprint import in_words, refuse_more_than_memory, rows_for, total_bytes
 from services.replay.metrics import TableCollector
 from services.replay.quarantine_dump import QuarantineDump
@@ -30,6 +31,7 @@ from services.replay.ring_folder import RingFolder
 from services.replay.sampler import SamplerSettings
 from services.replay.servicer import ReplayServicer
 from services.replay.table import Table, TableSettings
+from services.replay.waiting import REASONS
 from shoal.v1 import experience_pb2
 
 MAX_WORKERS = 64  # calls at once; half of them may be inserts that wait
@@ -44,18 +46,30 @@ def run(config: RunConfig, lifecycle: Lifecycle, log: Log) -> None:
     if replay.capacity_rows is not None:
         checked_settings(config, replay.capacity_rows)
     dump = make_dump(config, log)
+    metrics = Metrics("replay", config.run.name)
+    waits = metrics.waits(REASONS)
+    damaged = metrics.counters(
+        "checksum_failures",
+        "Damage found by CRC32C: in chunks on their way, in the ring and in its log when it came back.",
+        "where",
+        ("chunk", "ring", "log"),
+    )
     peer = Peer(config.run.name, experience_pb2.ROLE_UNSPECIFIED, "replay", lifecycle.incarnation)
-    tables = Tables(config, nonce=f"{peer.incarnation:016x}", log=log)
+    tables = Tables(config, nonce=f"{peer.incarnation:016x}", log=log, waits=waits)
+    table = tables.reopen()
+    for where, count in (table.damage if table is not None else {}).items():
+        damaged[where].inc(count)
     servicer = ReplayServicer(
         run_id=config.run.name,
         incarnation=peer.incarnation,
         make_table=tables.make,
         log=log,
-        table=tables.reopen(),
+        table=table,
         fail=lifecycle.fail,
         dump=dump,
+        waits=waits,
+        on_damaged=damaged["chunk"].inc,
     )
-    metrics = Metrics("replay", config.run.name)
     security = server_security(config.security, replay.listens_at, f"{config.metrics.host}:{replay.metrics_port}")
     server = Server(
         replay.listens_at,
@@ -67,6 +81,8 @@ def run(config: RunConfig, lifecycle: Lifecycle, log: Log) -> None:
     )
     server.add(add_to_server, servicer)
     metrics.registry.register(TableCollector(config.run.name, lambda: servicer.table, dump))
+    if config.replay.data_dir:
+        metrics.disk(Path(config.replay.data_dir), "the ring")
     metrics.certificate(security.certificate)
     metrics_port = metrics.serve(
         replay.metrics_port, "replay.metrics_port", host=config.metrics.host, security=security
@@ -101,10 +117,11 @@ def run(config: RunConfig, lifecycle: Lifecycle, log: Log) -> None:
 class Tables:
     """Makes the run's one table: of the folder that is there, or for the first actor's schema."""
 
-    def __init__(self, config: RunConfig, *, nonce: str, log: Log) -> None:
+    def __init__(self, config: RunConfig, *, nonce: str, log: Log, waits: Waits) -> None:
         self._config = config
         self._nonce = nonce
         self._log = log
+        self._waits = waits
         self._folder: Optional[RingFolder] = None
         data_dir = config.replay.data_dir
         self._path = Path(data_dir) / config.run.name if data_dir else None
@@ -174,7 +191,7 @@ class Tables:
         takes = total_bytes(capacity, schema)
         if folder is None:
             refuse_more_than_memory(capacity, takes)
-        table = Table(settings, schema, clock=time.monotonic, folder=folder)
+        table = Table(settings, schema, clock=time.monotonic, folder=folder, waits=self._waits)
         self._folder = folder
         self._log.info("the table", rows=capacity, takes=in_words(takes), schema=schema.digest)
         return table

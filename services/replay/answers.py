@@ -102,6 +102,7 @@ def inspected_item(item: InspectedItem) -> replay_pb2.InspectedItem:
     return replay_pb2.InspectedItem(
         key=item.key,
         actor=item.actor,
+        chunk=item.chunk,
         priority=item.priority,
         times_sampled=item.times_sampled,
         age_seconds=item.age_s,

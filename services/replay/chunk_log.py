@@ -74,6 +74,11 @@ class ChunkLog:
         """Whether the next event should find a new segment."""
         return self._size - self._offset < SPARE_BYTES
 
+    @property
+    def num_bytes(self) -> int:
+        """That its files take."""
+        return sum(segment.file.stat().st_size for segment in self._segments)
+
     def roll(self, summary: bytes, next_key: int, oldest_key: int) -> None:
         """Begin a new segment, and delete those of which every chunk is overwritten.
 

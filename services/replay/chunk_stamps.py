@@ -6,12 +6,13 @@ Kept a chunk and not a row: the ring's rows take no further bytes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import numpy.typing as npt
 
 from services.common.batch import Stamps
+from services.common.chunk_id import chunk_id
 from services.common.stamps_codec import PackedStamps, StampSource, last_bits
 
 Keys = npt.NDArray[np.int64]
@@ -29,8 +30,13 @@ _COLUMNS = {  # what is kept of a chunk, ready to be sent
     "arrival_version": np.uint32,
     "num_steps": np.uint32,
     "num_lanes": np.uint32,
+    "incarnation": np.uint64,  # with these three and the actor a person names the chunk
+    "sequence": np.uint64,
+    "lane_group": np.uint32,
 }
-_SENT = tuple(name for name in _COLUMNS if not name.startswith("num_"))
+_SENT = tuple(
+    name for name in _COLUMNS if not name.startswith("num_") and name not in ("incarnation", "sequence", "lane_group")
+)
 _NEVER = np.iinfo(np.int64).max
 _LARGEST_S = 1e9
 BLOCK_SHIFT = 7  # keys of a block of the index
@@ -50,6 +56,9 @@ class ChunkStamp(NamedTuple):
     num_lanes: int
     num_steps: int
     num_final: int
+    incarnation: int = 0  # of the actor
+    sequence: int = 0
+    lane_group: int = 0
 
     @property
     def end_key(self) -> int:
@@ -132,6 +141,9 @@ class ChunkStamps:
             "arrival_version": last_bits(stamp.arrival_version),
             "num_steps": stamp.num_steps,
             "num_lanes": stamp.num_lanes,
+            "incarnation": stamp.incarnation,
+            "sequence": stamp.sequence,
+            "lane_group": stamp.lane_group,
         }
         for name, value in values.items():
             self._facts[name][at] = value
@@ -191,6 +203,12 @@ class ChunkStamps:
         """
         source = StampSource(sampling_version, actor_names)
         return FoundStamps(keys, self._find(keys), self._facts, now_s, source)
+
+    def name_of(self, key: int, actor_names: Sequence[str]) -> str:
+        """Name of the chunk that holds `key`, which is resident."""
+        place = int(self._find(np.array([key], np.int64))[0])
+        facts = {name: int(self._facts[name][place]) for name in ("actor", "incarnation", "sequence", "lane_group")}
+        return chunk_id(actor_names[facts["actor"]], facts["incarnation"], facts["sequence"], facts["lane_group"])
 
     def take_older(self, version: int, policy_version: npt.NDArray[np.int64], oldest_key: int) -> Keys:
         """Keys of resident steps that are older than `version`; some may have been named before.

@@ -42,6 +42,7 @@ class History:
     starts: List[int] = field(default_factory=list)  # next key of the ring at the beginning of each segment
     end: int = 0  # offset in the last segment behind its last good record
     leftovers: List[Path] = field(default_factory=list)  # segments that were begun and never used
+    num_damaged: int = 0  # segments of which something was passed over, since it could not be read
 
     def is_living(self, life: Life) -> bool:
         """Whether this life may go on."""
@@ -113,6 +114,7 @@ def read_history(folder: Path, n_step: int, now_s: float, *, strict: bool) -> Hi
         starts=_starts(parsed, counts.reserved),
         end=parsed[-1].end,
         leftovers=leftovers,
+        num_damaged=sum(found.fault is not None for found in parsed),
     )
     _replay(history, stretches, n_step, now_s)
     return history

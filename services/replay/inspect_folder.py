@@ -1,6 +1,7 @@
-"""`python -m services.replay.inspect_folder DIR [--check]`: what a ring's folder holds, in use or not; takes no lock.
+"""`python -m services.replay.inspect_folder DIR [--check] [--key K]`: what a ring's folder holds; takes no lock.
 
 With `--check` the chunk log must be whole, and the rows of every whole chunk are compared with their CRC32C.
+With `--key` it names the chunk that brought this row, by the log alone: whether the row is still there does not matter.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Iterator, List, Sequence, Tuple
 
 import numpy as np
 
+from services.common.chunk_id import chunk_id
 from services.common.errors import EXIT_CRASH, EXIT_OK, EXIT_USER, UserError
 from services.common.ring_layout import (
     CHUNKS_FOLDER,
@@ -36,11 +38,15 @@ EXIT_BROKEN_PIPE = 141  # 128 plus SIGPIPE, as a shell has it
 def main(arguments: Sequence[str]) -> int:
     """Print what is in a folder; the exit code is 1 if `--check` found damaged rows, 2 if the folder cannot be read."""
     words = [word for word in arguments if word != "--check"]
+    key = -1
+    if len(words) == 3 and words[1] == "--key" and words[2].isdecimal():
+        key = int(words[2])
+        del words[1:]
     if len(words) != 1 or words[0].startswith("-"):
-        print("usage: python -m services.replay.inspect_folder DIR [--check]", file=sys.stderr)
+        print("usage: python -m services.replay.inspect_folder DIR [--check] [--key K]", file=sys.stderr)
         return EXIT_USER
     try:
-        exit_code = _inspect(Path(words[0]), with_check="--check" in arguments)
+        exit_code = _inspect(Path(words[0]), with_check="--check" in arguments, key=key)
         sys.stdout.flush()
     except UserError as error:
         print(f"shoal replay inspect: {error}", file=sys.stderr)
@@ -52,9 +58,12 @@ def main(arguments: Sequence[str]) -> int:
     return exit_code
 
 
-def _inspect(folder: Path, *, with_check: bool) -> int:
+def _inspect(folder: Path, *, with_check: bool, key: int) -> int:
     ring_format = read_format(folder)
     history = _read(folder, strict=False)
+    if key >= 0:
+        print(f"key {key} came with chunk={chunk_of(history, key)}")
+        return EXIT_OK
     for name, text in describe(folder, ring_format, history):
         print(f"{name:<14} {text}")
     if not with_check:
@@ -105,6 +114,22 @@ def describe(folder: Path, ring_format: RingFormat, history: History) -> Iterato
         acknowledged = f"{record.acknowledged_steps} steps acknowledged"
         yield "actor", f"{record.name} incarnation {record.incarnation:x}, {acknowledged}, last chunk {seen}"
     yield "on disk", in_words(sum(file.stat().st_blocks * 512 for file in folder.rglob("*") if file.is_file()))
+
+
+def chunk_of(history: History, key: int) -> str:
+    """Name of the chunk that brought the row `key`.
+
+    Raises:
+        UserError: the log holds no such chunk.
+    """
+    chunks = history.chunks
+    place = int(np.searchsorted(chunks["first_key"], key, side="right")) - 1
+    for chunk in chunks[place : place + 1] if place >= 0 else ():
+        rows = int(chunk["num_steps"]) * int(chunk["num_lanes"]) + int(chunk["num_final"])
+        if key < int(chunk["first_key"]) + rows:
+            name = history.admission.names[int(chunk["actor"])]
+            return chunk_id(name, int(chunk["incarnation"]), int(chunk["sequence"]), int(chunk["lane_group"]))
+    raise UserError(f"the chunk log holds no chunk with the row {key}: it is too old, or was never written")
 
 
 def _resident(history: History, oldest_key: int) -> List[int]:

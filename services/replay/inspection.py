@@ -8,6 +8,7 @@ from typing import Any, Dict, List, Optional, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from services.replay.item_store import ItemStore
 from services.replay.items import StepOutcome
 from services.replay.ring import Ring
 from services.replay.table_info import Histogram, InspectedItem
@@ -36,8 +37,9 @@ def find_items(ring: Ring, order: InspectOrder, max_items: int, actor_index: Opt
     return keys[np.argsort(rank, kind="stable")[: max(0, max_items)]]
 
 
-def describe_item(ring: Ring, key: int, names: Sequence[str], now_s: float, *, in_full: bool) -> InspectedItem:
+def describe_item(store: ItemStore, key: int, names: Sequence[str], now_s: float, *, in_full: bool) -> InspectedItem:
     """One resident item by key; with its columns if `in_full`."""
+    ring = store.ring
     slot = key % ring.capacity
     bootstrap_key = int(ring.bootstrap_key[slot])
     columns: Dict[str, npt.NDArray[Any]] = {}
@@ -51,6 +53,7 @@ def describe_item(ring: Ring, key: int, names: Sequence[str], now_s: float, *, i
     return InspectedItem(
         key=key,
         actor=names[int(ring.actor[slot])],
+        chunk=store.stamps.name_of(key, names),
         priority=float(ring.priority[slot]),
         times_sampled=int(ring.times_sampled[slot]),
         age_s=now_s - float(ring.inserted_s[slot]),

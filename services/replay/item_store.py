@@ -64,6 +64,7 @@ class Intake:
     actor: int  # index of the actor's record
     now_s: float  # the table's clock
     transit_s: float = 0.0  # since the chunk's last step
+    incarnation: int = 0  # of the actor
 
 
 def _unrecorded(_first_key: int) -> None:
@@ -162,6 +163,9 @@ class ItemStore:
             num_lanes=chunk.num_lanes,
             num_steps=chunk.num_steps,
             num_final=len(chunk.final),
+            incarnation=intake.incarnation,
+            sequence=chunk.sequence,
+            lane_group=chunk.lane_group,
         )
         if stamp.end_key > first_key:
             self.stamps.add(stamp, int(chunk.policy_version.min()))

@@ -28,6 +28,9 @@ MAX_TAIL_BYTES = 1 << 12  # reasons for drops beyond this are not kept: they com
 class Journal:
     """The journal of a table in memory: nothing is written down."""
 
+    damaged_chunks = 0  # that were found when the ring came back, for the first time
+    damaged_segments = 0  # of the log, at the same time
+
     def why_full(self) -> str:
         """One sentence that says why nothing can be acknowledged now; empty if it can."""
         return ""
@@ -206,6 +209,7 @@ def open_journal(
     ring.reserve_up_to(history.counts.reserved)
     found = set() if folder.is_same_boot else damaged_chunks(ring, history.chunks)
     newly_damaged = found - history.dropped_keys
+    journal.damaged_chunks, journal.damaged_segments = len(newly_damaged), history.num_damaged
     history.dropped_keys |= found
     flags = column_file(folder.path, "flags")
     try:
@@ -248,6 +252,9 @@ def _restore_stamps(history: History, store: ItemStore) -> None:
             num_lanes=int(chunk["num_lanes"]),
             num_steps=int(chunk["num_steps"]),
             num_final=int(chunk["num_final"]),
+            incarnation=int(chunk["incarnation"]),
+            sequence=int(chunk["sequence"]),
+            lane_group=int(chunk["lane_group"]),
         )
         if stamp.first_key < stamp.end_key and stamp.end_key > ring.oldest_key:
             # The last row: of a chunk that is overwritten in part it is the one that is left.

@@ -74,12 +74,16 @@ class QuarantineDump:
         except (OSError, UserError) as error:
             self.failed += 1
             self._log.warning(
-                "a quarantined lane could not be written", actor=lane.actor, lane=lane.lane, reason=str(error)
+                "a quarantined lane could not be written", chunk=lane.chunk, lane=lane.lane, reason=str(error)
             )
             return
         self.written += 1
         self._log.info(
-            "a quarantined lane is written", file=str(self._folder / name), columns=",".join(lane.bad_columns)
+            "a quarantined lane is written",
+            chunk=lane.chunk,
+            lane=lane.lane,
+            file=str(self._folder / name),
+            columns=",".join(lane.bad_columns),
         )
 
     def _make_room(self, size_bytes: int) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.common.chunk import VALID, Chunk
+from services.common.chunk_id import chunk_id
 from services.common.log import Log
 
 PERIOD_S = 5.0
@@ -43,11 +44,12 @@ class QuarantineLog:
         self._lock = threading.Lock()
         self._told: Dict[str, _Told] = {}
 
-    def note(self, actor: str, chunk: Chunk, lanes: npt.NDArray[np.int64]) -> None:
+    def note(self, actor: str, incarnation: int, chunk: Chunk, lanes: npt.NDArray[np.int64]) -> None:
         """Take note of a chunk that was applied.
 
         Args:
             actor: its sender's name.
+            incarnation: of the sender.
             chunk: as it came, [T, B].
             lanes: those of the B that were quarantined, sorted; often none.
         """
@@ -67,7 +69,11 @@ class QuarantineLog:
                 told.next_all_s = now_s + PERIOD_S
         if is_due:
             self._log.warning(
-                "lanes are quarantined: values that are not finite", actor=actor, lanes=lanes.tolist(), steps=steps
+                "lanes are quarantined: values that are not finite",
+                actor=actor,
+                chunk=chunk_id(actor, incarnation, chunk.sequence, chunk.lane_group),
+                lanes=lanes.tolist(),
+                steps=steps,
             )
         if is_all_due:
             self._log.error(

@@ -94,6 +94,10 @@ class RateLimiter:
     def _can_serve(self, num_drawn: int, stock: Stock) -> bool:
         return stock.num_items >= self._least_items(stock) and stock.num_draws >= num_drawn
 
+    def is_too_empty(self, num_drawn: int, stock: Stock) -> bool:
+        """Whether it is for want of items that `num_drawn` cannot be drawn, and not for the ratio."""
+        return not self._can_serve(num_drawn, stock)
+
     def can_insert(self, num_steps: int, stock: Stock) -> bool:
         """Whether `num_steps` more may be inserted into a table with `stock`."""
         if self.samples_per_insert == 0.0 or not self._can_serve(self._max_sample_items, stock):

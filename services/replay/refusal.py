@@ -8,12 +8,14 @@ from typing import Optional
 from services.common.chunk import Chunk
 from services.replay.table_info import TableSettings
 
+WORDS = ("too_large", "too_many_steps", "version_ahead")
+
 
 @dataclass(frozen=True)
 class Refusal:
     """Why a chunk is refused."""
 
-    word: str  # for the count
+    word: str  # one of WORDS, for the count
     sentence: str  # for the actor
 
 

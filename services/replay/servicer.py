@@ -11,6 +11,7 @@ from typing import Callable, NoReturn, Optional
 import grpc
 import numpy as np
 
+from services.common.chunk_id import chunk_id
 from services.common.codec import (
     ChecksumError,
     decode_chunk,
@@ -25,6 +26,7 @@ from services.common.peer import objection
 from services.common.ring_layout import NONCE_FILE
 from services.common.rpc import refuse
 from services.common.schema import Schema, SchemaError
+from services.common.waits import Waits
 from services.replay.admission import InsertStatus
 from services.replay.answers import fill_info, inspected_item, priority_result, sample_response, unproven_response
 from services.replay.chunk_log import RingBroken
@@ -33,9 +35,11 @@ from services.replay.quarantine_dump import QuarantineDump
 from services.replay.quarantine_log import QuarantineLog
 from services.replay.table import InspectOrder, Table
 from services.replay.table_info import InsertResult
+from services.replay.waiting import REASONS, SAMPLE_MIN_SIZE
 from shoal.v1 import experience_pb2, replay_pb2, replay_pb2_grpc
 
 MAX_WAIT_S = 10.0  # however long a caller would wait, a thread is not held for longer
+UNUSUAL = (InsertStatus.REFUSED, InsertStatus.FENCED)
 NO_ACTOR_YET = "no actor has introduced itself yet, so there is nothing to sample"
 
 
@@ -52,6 +56,8 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         fail: Callable[[UserError], None],
         table: Optional[Table] = None,
         dump: Optional[QuarantineDump] = None,
+        waits: Optional[Waits] = None,
+        on_damaged: Callable[[], object] = lambda: None,
     ) -> None:
         """Serve one run.
 
@@ -63,6 +69,8 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
             fail: told of what ends the process: no table can be made, or nothing can be written down any more.
             table: one that came back from its folder.
             dump: where lanes with values that are not finite are kept; None: nowhere.
+            waits: of the process, with the reasons of `waiting`.
+            on_damaged: called for each chunk whose checksum does not match.
         """
         self._run_id = run_id
         self._incarnation = incarnation
@@ -74,6 +82,8 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         self._table = table
         self._introduced = threading.Condition()
         self._stop_reason = ""
+        self._waits = waits or Waits(REASONS)
+        self._on_damaged = on_damaged
 
     @property
     def table(self) -> Optional[Table]:
@@ -100,9 +110,11 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
             chunk = decode_chunk(request.chunk)
             chunk.check(table.schema)
         except ChecksumError as error:
+            self._on_damaged()
+            self._log.warning("a chunk was damaged on its way", chunk=_id_of(request), reason=str(error))
             context.abort(grpc.StatusCode.ABORTED, str(error))
         except SchemaError as error:
-            self._log.warning("a chunk is refused", actor=request.peer.name, reason=str(error))
+            self._log.warning("a chunk is refused", chunk=_id_of(request), reason=str(error))
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the chunk is refused: {error}")
         except UserError as error:
             self._give_up(error, context)
@@ -111,12 +123,21 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
             result = table.insert(request.peer.name, request.peer.incarnation, chunk, max_wait_s=max_wait_s)
         except RingBroken as error:
             self._give_up(error, context)
+        self._say(result, request)
         if result.status is InsertStatus.APPLIED and chunk.num_steps:
-            self._quarantine_log.note(request.peer.name, chunk, result.quarantined_lanes)
+            self._quarantine_log.note(request.peer.name, request.peer.incarnation, chunk, result.quarantined_lanes)
         if self._dump is not None:
             for lane in result.sick_lanes:
                 self._dump.write(lane)
         return self._insert_response(result, began_s)
+
+    def _say(self, result: InsertResult, request: replay_pb2.InsertRequest) -> None:
+        """One line of what became of a chunk; only what nobody expects is more than a detail."""
+        if result.status in UNUSUAL:
+            self._log.warning("a chunk is refused", chunk=_id_of(request), reason=result.reason)
+        else:
+            what = f"a chunk is {result.status.name.lower()}"
+            self._log.debug(what, chunk=_id_of(request), reason=result.reason)
 
     def Sample(  # noqa: N802
         self, request: replay_pb2.SampleRequest, context: grpc.ServicerContext
@@ -242,7 +263,9 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
 
     def _wait_for_table(self, max_wait_s: float) -> Optional[Table]:
         with self._introduced:
-            self._introduced.wait_for(lambda: self._table is not None or bool(self._stop_reason), max_wait_s)
+            if self._table is None:
+                with self._waits.on(SAMPLE_MIN_SIZE):
+                    self._introduced.wait_for(lambda: self._table is not None or bool(self._stop_reason), max_wait_s)
             return self._table
 
     def _refuse_other_schema(self, digest: str, table: Table, context: grpc.ServicerContext) -> None:
@@ -277,6 +300,11 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
             replay_incarnation=self._incarnation,
             held_seconds=time.monotonic() - began_s,
         )
+
+
+def _id_of(request: replay_pb2.InsertRequest) -> str:
+    chunk = request.chunk
+    return chunk_id(request.peer.name, request.peer.incarnation, chunk.sequence, chunk.lane_group)
 
 
 def _proves_same_host(nonce: str, table: Table) -> bool:

@@ -72,6 +72,7 @@ class Snapshots:
         self._hold_log = hold_log
         self._table_lock = table_lock
         self._one_at_a_time = threading.Lock()
+        self.num_taken = 0
 
     def take(self, target: Path) -> Copied:
         """Copy the ring to `target`, which must not exist.
@@ -101,6 +102,7 @@ class Snapshots:
             raise
         finally:
             self._one_at_a_time.release()
+        self.num_taken += 1
         return Copied(steps, num_bytes, time.monotonic() - began)
 
     def _refuse(self, target: Path) -> None:

@@ -17,6 +17,7 @@ from services.common.chunk import Chunk
 from services.common.errors import UserError
 from services.common.moments import Moments
 from services.common.schema import Schema
+from services.common.waits import Waits
 from services.replay.admission import ActorRecord, Admission, InsertStatus
 from services.replay.inspection import InspectOrder, describe_item, find_items, histograms
 from services.replay.item_store import Intake, ItemStore
@@ -39,9 +40,9 @@ from services.replay.table_info import (
     TableInfo,
     TableSettings,
 )
-from services.replay.table_view import ChunkCounts, check_windows, describe_table
+from services.replay.table_view import ChunkCounts, PrioritySpread, check_windows, describe_table, spread_priorities
 from services.replay.version_history import VersionHistory
-from services.replay.waiting import WaitingRoom
+from services.replay.waiting import INSERT_LIMITER, SAMPLE_LIMITER, SAMPLE_MIN_SIZE, WaitingRoom
 
 __all__ = ["InsertStatus", "InspectOrder", "SampleStatus", "Table", "TableSettings"]
 
@@ -59,6 +60,7 @@ class Table:
         clock: Callable[[], float],
         folder: Optional[RingFolder] = None,
         wall_clock: Callable[[], float] = time.time,
+        waits: Optional[Waits] = None,
     ) -> None:
         """Make a table: an empty one, or the one that `folder` holds.
 
@@ -68,6 +70,7 @@ class Table:
             clock: monotonic seconds.
             folder: where the ring lies, opened; None: in memory.
             wall_clock: seconds since 1970, for ages that outlive the machine's monotonic clock.
+            waits: of the process, with the reasons of `waiting`.
 
         Raises:
             ValueError: a setting is out of range, or two of them could deadlock; the message has the arithmetic.
@@ -98,11 +101,10 @@ class Table:
         self._rng = np.random.default_rng(settings.seed)
         self._clock = clock
         self._lock = threading.RLock()
-        self._waiting = WaitingRoom(self._lock, clock)
+        self._waiting = WaitingRoom(self._lock, clock, waits)
         self._chief = 0  # its incarnation
-        self._clamped_priorities = 0
-        self._updates = {"applied": 0, "stale": 0, "rejected": 0, "superseded": 0}
-        self._refused_chunks: Dict[str, int] = {}
+        self._counts = ChunkCounts()
+        self._spread_rng = np.random.default_rng(settings.seed)  # of its own: who looks changes no draw
         self._snapshots: Optional[Snapshots] = None
         if folder is not None:
             clocks = {"now": clock, "wall": wall_clock}
@@ -120,6 +122,11 @@ class Table:
     def ring_id(self) -> int:
         """Names the ring in whose counters all lives of the replay add up."""
         return self.folder.format.ring_id if self.folder else self._id_in_memory
+
+    @property
+    def damage(self) -> Dict[str, int]:
+        """What was found damaged when the ring came back: its chunks, and segments of its log."""
+        return {"ring": self._journal.damaged_chunks, "log": self._journal.damaged_segments}
 
     # Inserting
 
@@ -176,7 +183,7 @@ class Table:
         if verdict.status is not InsertStatus.APPLIED:
             return InsertResult(verdict.status, verdict.reason, verdict.next_sequence)
         if refusal is not None:
-            self._refused_chunks[refusal.word] = self._refused_chunks.get(refusal.word, 0) + 1
+            self._counts.refused_chunks[refusal.word] += 1
             return InsertResult(InsertStatus.REFUSED, refusal.sentence, verdict.next_sequence)
         full = self._journal.why_full()
         if full:
@@ -194,7 +201,8 @@ class Table:
         if num_steps == 0:
             return None
         began_s = self._clock()
-        why = self._waiting.wait(actor, "Insert", reason, max_wait_s, self.settings.max_waiting_inserts)
+        room = self.settings.max_waiting_inserts
+        why = self._waiting.wait(actor, "Insert", reason, max_wait_s, room, lambda: INSERT_LIMITER)
         if not why:
             return None
         waited = self._clock() - began_s > RETRY_AFTER_S
@@ -219,6 +227,7 @@ class Table:
                 actor=record.index,
                 now_s=self._clock(),
                 transit_s=chunk.queued_seconds,
+                incarnation=record.incarnation,
             )
             group.open_keys = self.store.insert(clean, group.open_keys, intake, write_down)
         else:
@@ -226,6 +235,8 @@ class Table:
                 self._lives.close_group(group)
             write_down(self.store.ring.reserved)
         self._admission.acknowledge(record, group, chunk)
+        self._counts.quarantined_lanes += int(np.count_nonzero(lanes))
+        self._counts.inserted_bytes += sum(column.nbytes for _, column in chunk.columns())
 
     # Sampling
 
@@ -262,8 +273,11 @@ class Table:
             stock = self.store.stock()
             return "" if self._limiter.can_sample(num_drawn, stock) else self._limiter.why_no_sample(num_drawn, stock)
 
+        def word() -> str:
+            return SAMPLE_MIN_SIZE if self._limiter.is_too_empty(num_drawn, self.store.stock()) else SAMPLE_LIMITER
+
         with self._lock:
-            why = self._waiting.wait(waiter, "Sample", reason, max_wait_s)
+            why = self._waiting.wait(waiter, "Sample", reason, max_wait_s, word=word)
             total, num_items = self.store.sampler.priority_mass, self.store.num_items
             mass_log2 = math.log2(total) if total > 0.0 else -math.inf
             if why:
@@ -285,9 +299,9 @@ class Table:
         """
         with self._lock:
             outcome = self.store.update_priorities(keys, td_error)
-            self._clamped_priorities += outcome.clamped
-            for name in self._updates:
-                self._updates[name] += getattr(outcome, name)
+            self._counts.clamped_priorities += outcome.clamped
+            for name in self._counts.updates:
+                self._counts.updates[name] += getattr(outcome, name)
             return outcome
 
     # Actors and the chief
@@ -370,9 +384,16 @@ class Table:
                 self._admission,
                 self._waiting,
                 self._history,
-                ChunkCounts(dict(self._updates), dict(self._refused_chunks), self._clamped_priorities),
+                self._counts,
                 self._clock(),
+                log_bytes=self.folder.log.num_bytes if self.folder else None,
+                snapshots=self._snapshots.num_taken if self._snapshots else 0,
             )
+
+    def spread_priorities(self) -> Optional[PrioritySpread]:
+        """How unequal the items are, estimated within a millisecond; None without items."""
+        with self._lock:
+            return spread_priorities(self.store, self._spread_rng)
 
     def moments(self) -> Dict[str, Moments]:
         """Moments of observations by tensor; empty where they are not kept."""
@@ -383,14 +404,14 @@ class Table:
     def inspect(self, order: InspectOrder, max_items: int, actor: str = "") -> List[InspectedItem]:
         """The first `max_items` items in `order`, of one actor unless `actor` is empty."""
         with self._lock:
-            ring, names, now_s = self.store.ring, self._admission.names, self._clock()
+            store, names, now_s = self.store, self._admission.names, self._clock()
             if not actor:
-                keys = find_items(ring, order, max_items, None)
+                keys = find_items(store.ring, order, max_items, None)
             elif actor in self._admission.actors:
-                keys = find_items(ring, order, max_items, self._admission.actors[actor].index)
+                keys = find_items(store.ring, order, max_items, self._admission.actors[actor].index)
             else:
                 return []
-            return [describe_item(ring, int(key), names, now_s, in_full=False) for key in keys]
+            return [describe_item(store, int(key), names, now_s, in_full=False) for key in keys]
 
     def item(self, key: int) -> Optional[InspectedItem]:
         """One item in full, or None if no resident item starts at `key`."""
@@ -398,7 +419,7 @@ class Table:
             ring = self.store.ring
             if not ring.oldest_key <= key < ring.committed or ring.status[key % ring.capacity] != StepOutcome.ITEM:
                 return None
-            return describe_item(ring, key, self._admission.names, self._clock(), in_full=True)
+            return describe_item(self.store, key, self._admission.names, self._clock(), in_full=True)
 
     def histograms(self) -> List[Histogram]:
         """How the items spread by priority, age, versions behind the newest, and draws."""

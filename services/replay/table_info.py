@@ -104,6 +104,7 @@ class RateLimiterState:
     min_size_to_sample: int
     inserted_items: int  # steps that can start an item, ever
     sampled_items: int
+    balance: float  # samples owed to the inserts so far; means nothing where samples_per_insert is 0
     insert_blocked: bool  # an insert waits
     sample_blocked: bool  # a sample waits
     explanation: str
@@ -156,11 +157,17 @@ class TableInfo:
     clamped_priorities: int  # updates whose p had to be brought into its range
     sampling: SamplingInfo
     refused_chunks: Dict[str, int]  # by reason
+    quarantined_lanes: int  # a lane of a chunk each
+    inserted_bytes: int  # of the columns of applied chunks
+    oldest_row_age_s: float  # 0 without rows
     limiter: RateLimiterState
     waiters: List[WaiterInfo]
     actors: List[ActorInfo]
+    max_actor_silence_s: float
     newest_version: int
     newest_updates: int
+    log_bytes: Optional[int]  # that the chunk log takes; None: the ring is in memory
+    snapshots: int  # taken since this life began
 
 
 @dataclass(frozen=True)
@@ -169,6 +176,7 @@ class InspectedItem:
 
     key: int
     actor: str
+    chunk: str  # its name
     priority: float
     times_sampled: int
     age_s: float

@@ -5,11 +5,23 @@ from __future__ import annotations
 import math
 import threading
 from dataclasses import dataclass
-from typing import Callable, Dict, List, Tuple
+from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
+from services.common.waits import Waits
 from services.replay.table_info import WaiterInfo
 
+INSERT_LIMITER, SAMPLE_LIMITER, SAMPLE_MIN_SIZE = REASONS = ("insert_limiter", "sample_limiter", "sample_min_size")
+RESUMED_S = 1.0  # who left without success and comes again within this goes on with the same wait
+
 Place = Tuple[int, int]  # (round, ticket): lower goes first
+
+
+class _Kept(NamedTuple):
+    """What is kept of one who left without success."""
+
+    place: Place
+    since_s: float  # when its wait began
+    left_s: float
 
 
 @dataclass
@@ -32,11 +44,12 @@ class WaitingRoom:
     its next try.
     """
 
-    def __init__(self, lock: threading.RLock, clock: Callable[[], float]) -> None:
+    def __init__(self, lock: threading.RLock, clock: Callable[[], float], waits: Optional[Waits] = None) -> None:
         self._lock = lock
         self._clock = clock
+        self._waits = waits or Waits(REASONS, clock)
         self._lines: Dict[str, List[_Waiter]] = {}
-        self._kept: Dict[Tuple[str, str], Place] = {}  # of those who left without success, by call and peer
+        self._kept: Dict[Tuple[str, str], _Kept] = {}  # of those who left without success, by call and peer
         self._tickets = 0
         self._interruption = ""  # why nobody may wait any more; empty while all is well
 
@@ -45,7 +58,13 @@ class WaitingRoom:
         return len(self._lines.get(call, ()))
 
     def wait(
-        self, peer_name: str, call: str, reason: Callable[[], str], max_wait_s: float, room: float = math.inf
+        self,
+        peer_name: str,
+        call: str,
+        reason: Callable[[], str],
+        max_wait_s: float,
+        room: float = math.inf,
+        word: Callable[[], str] = lambda: INSERT_LIMITER,
     ) -> str:
         """Wait until it is this call's turn and `reason` gives an empty string.
 
@@ -55,6 +74,7 @@ class WaitingRoom:
             reason: one sentence why a call of this kind cannot go on, or nothing if it can.
             max_wait_s: how long to wait.
             room: calls of this kind that may wait at once.
+            word: one of REASONS, asked while the call waits.
 
         Returns:
             "" when the call may go on, and else the sentence why not.
@@ -64,38 +84,56 @@ class WaitingRoom:
         if not line and not why:
             self._kept.pop((call, peer_name), None)
             return ""
-        place = self._place(line, call, peer_name)
-        waiter = _Waiter(peer_name, call, self._clock(), why, place, threading.Condition(self._lock))
+        waiter = self._make_waiter(line, peer_name, call, why)
         standing = [other for other in line if not other.displaced]
         if len(standing) >= room:
-            if not standing or standing[-1].place < place:
-                self._kept[call, peer_name] = place
+            if not standing or standing[-1].place < waiter.place:
+                self._keep(waiter)
                 return f"{room} other {call.lower()}s wait already, since {why or line[0].reason}"
             # The last of a full line leaves for one who came before it and was turned away then.
             standing[-1].displaced = True
             standing[-1].woken.notify()
         line.append(waiter)
         line.sort(key=lambda other: other.place)
+        wait = self._waits.begin(word(), waiter.since_s)
         try:
-            if self._stay(line, waiter, reason, max_wait_s):
+            if self._stay(line, waiter, reason, max_wait_s, lambda: self._waits.move(wait, word())):
                 return ""
-            self._kept[call, peer_name] = min(place, self._kept.get((call, peer_name), place))
+            self._keep(waiter)
             return self._interruption or waiter.reason
         finally:
+            self._waits.end(wait)
             line.remove(waiter)
             self._wake_first(line)
 
-    def _place(self, line: List[_Waiter], call: str, peer_name: str) -> Place:
+    def _make_waiter(self, line: List[_Waiter], peer_name: str, call: str, why: str) -> _Waiter:
+        now_s = self._clock()
         kept = self._kept.pop((call, peer_name), None)
         if kept is not None:
-            return kept
+            since_s = kept.since_s if now_s - kept.left_s <= RESUMED_S else now_s
+            return _Waiter(peer_name, call, since_s, why, kept.place, threading.Condition(self._lock))
         self._tickets += 1
         own = [other.place[0] for other in line if other.peer_name == peer_name]
         first = line[0].place[0] if line else 0
-        return (max(own) + 1 if own else first, self._tickets)
+        place = (max(own) + 1 if own else first, self._tickets)
+        return _Waiter(peer_name, call, now_s, why, place, threading.Condition(self._lock))
 
-    def _stay(self, line: List[_Waiter], waiter: _Waiter, reason: Callable[[], str], max_wait_s: float) -> bool:
-        """Whether the waiter's turn came."""
+    def _keep(self, waiter: _Waiter) -> None:
+        """Keep the place of one who leaves without success, and since when it has waited."""
+        key = (waiter.call, waiter.peer_name)
+        other = self._kept.get(key)  # of another call of this peer
+        place = waiter.place if other is None else min(waiter.place, other.place)
+        self._kept[key] = _Kept(place, waiter.since_s, self._clock())
+
+    def _stay(
+        self,
+        line: List[_Waiter],
+        waiter: _Waiter,
+        reason: Callable[[], str],
+        max_wait_s: float,
+        note: Callable[[], None],
+    ) -> bool:
+        """Whether the waiter's turn came; `note` is called whenever it is to wait on."""
         deadline_s = self._clock() + max_wait_s
         while True:
             why = reason()
@@ -107,6 +145,7 @@ class WaitingRoom:
             left_s = deadline_s - self._clock()
             if self._interruption or waiter.displaced or left_s <= 0.0:
                 return False
+            note()
             waiter.woken.wait(left_s)
 
     @staticmethod

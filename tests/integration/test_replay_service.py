@@ -48,7 +48,9 @@ class Replay:
             make_table=lambda schema: Table(whole, schema, clock=time.monotonic),
             log=self.log,
             fail=pytest.fail,
+            on_damaged=lambda: self.damaged.append(1),
         )
+        self.damaged: List[int] = []
         self.stub: Any = None
         self.actor = Peer(RUN_ID, experience_pb2.ROLE_ACTOR, "actor-0")
         self.learner = Peer(RUN_ID, experience_pb2.ROLE_LEARNER, "learner")
@@ -274,6 +276,7 @@ def test_damaged_and_odd_chunks_are_turned_away(replay: Replay) -> None:
     chunk = make_chunk(sequence=1, first_step=4)
     with pytest.raises(Unavailable, match="CRC32C"):  # may be sent again
         replay.insert(chunk, crc32c=1)
+    assert len(replay.damaged) == 1
     with pytest.raises(Refused, match="the chunk is refused: column 'reward' has 32 bytes"):
         replay.insert(chunk, num_steps=5, crc32c=0)
     with pytest.raises(Refused, match="the chunk claims 4294967295 x 2 steps"):
@@ -282,6 +285,24 @@ def test_damaged_and_odd_chunks_are_turned_away(replay: Replay) -> None:
     with pytest.raises(Refused, match="column 'action' is float64"):
         replay.insert(chunk)
     assert replay.insert(make_chunk(sequence=1, first_step=4)).status == APPLIED
+    assert len(replay.damaged) == 1
+    name = f"actor-0/{replay.actor.incarnation:016x}"
+    named = [(level, event, values["chunk"]) for level, event, values in replay.log.lines if "chunk" in values]
+    assert named == [
+        ("debug", "a chunk is applied", f"{name}/0"),
+        ("warning", "a chunk was damaged on its way", f"{name}/1"),
+        *[("warning", "a chunk is refused", f"{name}/1")] * 3,
+        ("debug", "a chunk is applied", f"{name}/1"),
+    ]
+
+
+def test_an_item_tells_the_chunk_that_brought_it(replay: Replay) -> None:
+    for sequence in range(3):
+        replay.insert(make_chunk(sequence=sequence, first_step=4 * sequence))
+    names = {item.key: item.chunk for item in replay.inspect(max_items=100).items}
+    assert names[0] == f"actor-0/{replay.actor.incarnation:016x}/0"
+    assert names[9] == f"actor-0/{replay.actor.incarnation:016x}/1"
+    assert replay.inspect(one=True, key=9).items[0].chunk == names[9]
 
 
 def test_a_hostile_tensor_is_refused_in_a_sentence(replay: Replay) -> None:

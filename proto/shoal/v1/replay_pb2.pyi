@@ -832,6 +832,7 @@ class InspectedItem(google.protobuf.message.Message):
     DISCOUNT_FIELD_NUMBER: builtins.int
     BOOTSTRAP_KEY_FIELD_NUMBER: builtins.int
     COLUMNS_FIELD_NUMBER: builtins.int
+    CHUNK_FIELD_NUMBER: builtins.int
     key: builtins.int
     actor: builtins.str
     priority: builtins.float
@@ -841,6 +842,8 @@ class InspectedItem(google.protobuf.message.Message):
     n_step_return: builtins.float
     discount: builtins.float
     bootstrap_key: builtins.int
+    chunk: builtins.str
+    """name of the chunk that brought it: actor/incarnation/sequence, as in log lines"""
     @property
     def columns(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[shoal.v1.tensor_pb2.Tensor]:
         """with `one`"""
@@ -858,8 +861,9 @@ class InspectedItem(google.protobuf.message.Message):
         discount: builtins.float = ...,
         bootstrap_key: builtins.int = ...,
         columns: collections.abc.Iterable[shoal.v1.tensor_pb2.Tensor] | None = ...,
+        chunk: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["actor", b"actor", "age_seconds", b"age_seconds", "bootstrap_key", b"bootstrap_key", "columns", b"columns", "discount", b"discount", "key", b"key", "n_step_return", b"n_step_return", "policy_version", b"policy_version", "priority", b"priority", "times_sampled", b"times_sampled"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["actor", b"actor", "age_seconds", b"age_seconds", "bootstrap_key", b"bootstrap_key", "chunk", b"chunk", "columns", b"columns", "discount", b"discount", "key", b"key", "n_step_return", b"n_step_return", "policy_version", b"policy_version", "priority", b"priority", "times_sampled", b"times_sampled"]) -> None: ...
 
 global___InspectedItem = InspectedItem
 

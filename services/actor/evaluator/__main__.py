@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from typing import Any
 
 import numpy.typing as npt
@@ -12,6 +13,7 @@ from services.actor.envs.factory import build_env
 from services.actor.evaluator.episodes import EpisodeStatistics, run_episodes
 from services.actor.parameter_client import ParameterClient
 from services.actor.seeds import SELECTION, env_seed
+from services.actor.watchdog import WatchedEnv
 from services.agent.algorithm import Observation, Policy
 from services.agent.registry import check_action, policy_class
 from services.common.config.run import RunConfig
@@ -25,9 +27,11 @@ from services.common.rpc import Caller
 from services.common.schema import Schema
 from services.common.security.transport import ClientSecurity, client_security, server_security
 from services.common.service import main
+from services.common.waits import Waited
 from shoal.v1 import experience_pb2, parameters_pb2, parameters_pb2_grpc
 
 MAX_LANES = 100
+WAIT_REASONS = ("parameters", "env")
 REPORT_TIMEOUT_S = 5.0
 ROLES = {"act": parameters_pb2.PARAMETER_ROLE_ACT, "average": parameters_pb2.PARAMETER_ROLE_AVERAGE}
 
@@ -35,7 +39,10 @@ ROLES = {"act": parameters_pb2.PARAMETER_ROLE_ACT, "average": parameters_pb2.PAR
 def run(config: RunConfig, lifecycle: Lifecycle, log: Log) -> None:
     """The evaluator's life: the newest version, judged whole, again and again."""
     os.nice(config.evaluator.nice)
+    metrics = Metrics("evaluator", config.run.name)
+    waits = metrics.waits(WAIT_REASONS)
     judge = Judge(config, lifecycle, log)
+    waits.watch("env", judge.waited)
     peer = Peer(config.run.name, experience_pb2.ROLE_EVALUATOR, "evaluator", lifecycle.incarnation)
     security = client_security(config.security, config.learner.address)
     parameters = ParameterClient(
@@ -47,7 +54,7 @@ def run(config: RunConfig, lifecycle: Lifecycle, log: Log) -> None:
         role=ROLES[config.evaluator.parameters],
         security=security,
     )
-    reporter = Reporter(config, peer, lifecycle, log, security)
+    reporter = Reporter(config, peer, lifecycle, log, security, metrics)
     rounds = 0
 
     def pulse() -> Pulse:
@@ -57,16 +64,20 @@ def run(config: RunConfig, lifecycle: Lifecycle, log: Log) -> None:
     Heartbeat(pulse, lifecycle, os.environ).start()
     try:
         judged_version = 0
+        idle_since_s = time.monotonic()
         while not lifecycle.stopping.is_set():
             rounds += 1
-            manifest = parameters.fetch()
+            with waits.on("parameters", idle_since_s):
+                manifest = parameters.fetch()
             newest = parameters.newest
             if newest is not None and newest.version != judged_version:
                 reporter.report(newest, judge.judge(newest))
                 judged_version = newest.version
+                idle_since_s = time.monotonic()
             if manifest.run_state == parameters_pb2.RUN_STATE_FINISHED:
                 lifecycle.stop("training is finished")
-            lifecycle.stopping.wait(config.evaluator.period_s if judged_version else 0.1)
+            with waits.on("parameters", idle_since_s):
+                lifecycle.stopping.wait(config.evaluator.period_s if judged_version else 0.1)
     finally:
         parameters.close()
         reporter.close()
@@ -81,7 +92,7 @@ class Judge:
         self._stopping = lifecycle.stopping
         self.steps = 0  # of the environment, over all judgements
         lanes = min(self._episodes, MAX_LANES)
-        self._env = build_env(config.env.factory, config.env.kwargs, lanes, self._seed_of_round(0))
+        self._env = WatchedEnv(build_env(config.env.factory, config.env.kwargs, lanes, self._seed_of_round(0)))
         schema = Schema(tuple(self._env.observation_spec), self._env.action_spec)
         check_action(config.algorithm.name, schema.action)
         self._policy: Policy = policy_class(config.algorithm.name)(
@@ -108,6 +119,10 @@ class Judge:
             stopping=self._stopping,
         )
 
+    def waited(self) -> Waited:
+        """How long judgements have waited for the environment."""
+        return self._env.waited()
+
     def close(self) -> None:
         self._env.close()
 
@@ -118,11 +133,19 @@ class Judge:
 class Reporter:
     """Tells the chief, and Prometheus, how good a version is."""
 
-    def __init__(self, config: RunConfig, peer: Peer, lifecycle: Lifecycle, log: Log, security: ClientSecurity) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        peer: Peer,
+        lifecycle: Lifecycle,
+        log: Log,
+        security: ClientSecurity,
+        metrics: Metrics,
+    ) -> None:
         self._peer, self._log = peer, log
         self._caller = Caller("chief", config.learner.address, lifecycle.stopping, log, security=security)
         self._stub = parameters_pb2_grpc.ParameterServiceStub(self._caller.channel)
-        self._metrics = Metrics("evaluator", config.run.name)
+        self._metrics = metrics
         self._success = self._metrics.gauge(
             "success_ratio", "Share of episodes with success at the last step; -1: not reported."
         )

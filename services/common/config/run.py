@@ -25,6 +25,7 @@ from services.common.config.values import (
 )
 
 MAX_SEED = 2**31 - 1
+Level = Literal["debug", "info", "warning", "error"]
 
 
 class RunSection(Section):
@@ -186,8 +187,14 @@ class LogSection(Section):
 
     style: Literal["console", "json"] = "console"
     """`console` for people, `json` for machines: one object a line, with service, run and incarnation."""
-    level: Literal["debug", "info", "warning", "error"] = "info"
+    level: Level = "info"
     """Lines below it are left out."""
+    levels: Dict[Literal["replay", "learner", "helper", "actor", "evaluator"], Level] = Field(default_factory=dict)
+    """Another level for some services, as in `{ replay = "debug" }`."""
+
+    def level_of(self, service: str) -> Level:
+        """The level of one service."""
+        return next((level for name, level in self.levels.items() if name == service), self.level)
 
 
 class ReportSection(Section):

@@ -20,7 +20,8 @@ _ROLES: Dict[str, FrozenSet[str]] = {
     "/shoal.v1.ReplayService/Sample": frozenset({"learner"}),
     "/shoal.v1.ReplayService/UpdatePriorities": frozenset({"learner"}),
     "/shoal.v1.ReplayService/GetInfo": ALL,
-    "/shoal.v1.ReplayService/Inspect": frozenset({"operator"}),
+    # A learner draws all that there is to see anyway.
+    "/shoal.v1.ReplayService/Inspect": frozenset({"operator", "learner"}),
     "/shoal.v1.ReplayService/Snapshot": frozenset({"operator"}),
     "/shoal.v1.ParameterService/GetManifest": READERS,
     "/shoal.v1.ParameterService/Get": READERS,

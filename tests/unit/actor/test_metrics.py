@@ -5,16 +5,17 @@ from typing import Any, Dict
 import numpy as np
 import pytest
 
-from services.actor.metrics import ActorMetrics
+from services.actor.metrics import WAIT_REASONS, ActorBounds, ActorMetrics
 from services.common.chunk import TERMINATED, TRUNCATED, VALID
 from services.common.metrics import Metrics
+from services.common.waits import Waits
 from tests.fakes import RUN_ID, make_chunk
 
 
 class Actor:
     """What the metrics read."""
 
-    depth, age_s, version, env_call_s = 3, 1.5, 7, 0.25
+    depth, age_s, version, env_call_s, sent_steps, sent_bytes = 3, 1.5, 7, 0.25, 320, 4096
 
 
 @pytest.fixture
@@ -23,11 +24,18 @@ def metrics() -> Metrics:
 
 
 @pytest.fixture
-def counts(metrics: Metrics) -> ActorMetrics:
+def waits(metrics: Metrics) -> Waits:
+    return metrics.waits(WAIT_REASONS)
+
+
+@pytest.fixture
+def counts(metrics: Metrics, waits: Waits) -> ActorMetrics:
     sources: Dict[str, Any] = {
-        name: lambda name=name: getattr(Actor, name) for name in ("depth", "age_s", "version", "env_call_s")
+        name: lambda name=name: getattr(Actor, name)
+        for name in ("depth", "age_s", "version", "env_call_s", "sent_steps", "sent_bytes")
     }
-    return ActorMetrics(metrics, **sources)
+    bounds = ActorBounds(buffer_chunks=4, lanes=16, max_policy_age_s=60.0)
+    return ActorMetrics(metrics, waits, **sources, bounds=bounds)
 
 
 def _value(metrics: Metrics, name: str) -> Any:
@@ -58,6 +66,21 @@ def test_what_is_lost_and_what_hangs_is_counted(metrics: Metrics, counts: ActorM
 def test_the_rest_is_read_when_asked(metrics: Metrics, counts: ActorMetrics) -> None:
     names = ("buffer_depth_chunks", "policy_age_seconds", "policy_version", "env_call_seconds")
     assert [_value(metrics, name) for name in names] == [3, 1.5, 7, 0.25]
+    assert [_value(metrics, name) for name in ("sent_steps_total", "sent_bytes_total")] == [320, 4096]
+
+
+def test_bounds_of_the_run_file_are_served_beside_what_they_bound(metrics: Metrics, counts: ActorMetrics) -> None:
+    names = ("buffer_capacity_chunks", "lanes", "max_policy_age_seconds")
+    assert [_value(metrics, name) for name in names] == [4, 16, 60]
+
+
+def test_an_actor_is_parked_while_it_waits_for_parameters(metrics: Metrics, counts: ActorMetrics, waits: Waits) -> None:
+    assert _value(metrics, "parked") == 0
+    with waits.on("replay_full"):
+        assert _value(metrics, "parked") == 0
+        with waits.on("parked"):
+            assert _value(metrics, "parked") == 1
+    assert _value(metrics, "parked") == 0
 
 
 def test_the_ladder_is_served_as_it_is_now_over_all_lane_groups(metrics: Metrics, counts: ActorMetrics) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from services.actor.watchdog import Watchdog, WatchedEnv
+from services.common.waits import Waited
 from tests.conftest import Eventually
 from tests.fakes import FakeClock, FakeEnv, FakeLog
 
@@ -122,3 +123,21 @@ def test_everything_else_is_the_environments() -> None:
     assert env.device == "cuda:0"
     env.close()
     assert inner.is_closed
+
+
+def test_what_acting_waits_for_its_environments_adds_up_while_they_step(watched: Watched) -> None:
+    seen = []
+
+    def take(_number: int) -> None:
+        watched.clock.now_s += 3
+        seen.append(watched.dog.waited())
+
+    watched.during_step = take
+    watched.envs[0].step(ACTION)
+    watched.envs[0].step(ACTION)
+    assert seen == [Waited(1.5, 3.0), Waited(3.0, 3.0)]  # the mean over both, and the longest call under way
+    watched.clock.now_s += 100
+    assert watched.dog.waited() == Waited(3.0, 0.0)
+    watched.envs[1].step(ACTION)
+    assert watched.envs[1].waited() == Waited(3.0, 0.0)
+    assert watched.dog.waited() == Waited(4.5, 0.0)

@@ -15,6 +15,7 @@ def one(**changes):
     values = {
         "key": 7,
         "actor": "actor-0",
+        "chunk": "actor-0/0000000000000007/217",
         "priority": 0.1234567,
         "times_sampled": 4,
         "age_seconds": 12.34,
@@ -57,6 +58,7 @@ def test_one_item_with_its_columns():
     ]
     lines = item_view.item(INFO, one(columns=columns)).splitlines()
     assert "item 7" in lines
+    assert "  chunk          actor-0/0000000000000007/217" in lines
     assert "  version        40, 6 behind the newest" in lines
     assert "  bootstrap      from key 39" in lines
     camera, flags, reward = lines[-3:]

@@ -27,11 +27,13 @@ def executed(monkeypatch):
     return calls
 
 
-@pytest.mark.parametrize("words", [["rings/r"], ["rings/r", "--check"], ["--check", "rings/r"]])
+@pytest.mark.parametrize(
+    "words", [["rings/r"], ["rings/r", "--check"], ["--check", "rings/r"], ["rings/r", "--key", "7"]]
+)
 def test_inspect_takes_the_place_of_the_command(executed, words):
     with pytest.raises(Executed):
         command.main(["replay", "inspect", *words])
-    flags = ["--check"] if "--check" in words else []
+    flags = ["--check"] if "--check" in words else ["--key", "7"] if "--key" in words else []
     assert executed == [(sys.executable, [sys.executable, "-m", INSPECT_FOLDER, "rings/r", *flags])]
 
 

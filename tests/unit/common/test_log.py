@@ -46,3 +46,11 @@ def test_lines_below_the_level_are_left_out(style: str) -> None:
     log = make_log(stream, style=style, level="warning")
     log.debug("a"), log.info("b"), log.warning("c"), log.error("d")
     assert len(stream.getvalue().splitlines()) == 2
+
+
+def test_what_a_peer_calls_itself_begins_no_line() -> None:
+    stream = io.StringIO()
+    make_log(stream).info("an actor comes", actor="a\n12:00:00 error   forged", other="\x1b[2J")
+    (line,) = stream.getvalue().splitlines()
+    assert r"actor='a\n12:00:00 error   forged'" in line
+    assert "\x1b" not in line

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import os
+import platform
 import urllib.request
-from typing import Any, Dict, Iterator
+from pathlib import Path
+from typing import Any, Dict, Iterator, Optional
 
 import numpy as np
 import pytest
 
 from services.common.errors import UserError
-from services.common.metrics import Metrics
+from services.common.metrics import Metrics, disk_bytes
 
 
 @pytest.fixture
@@ -66,3 +69,59 @@ def test_a_busy_port_is_told_with_what_to_change(metrics: Metrics) -> None:
 def test_two_services_in_one_process_do_not_meet() -> None:
     for _ in range(2):
         Metrics("actor", "run-a").counter("episodes", "Episodes.")
+
+
+def test_each_process_tells_its_release_and_what_it_takes(metrics: Metrics) -> None:
+    families = {family.name: family for family in metrics.registry.collect()}
+    (info,) = families["shoal_learner_build_info"].samples
+    assert info.value == 1
+    assert info.labels["python"] == platform.python_version()
+    assert info.labels["version"]
+    for name in ("resident_memory_bytes", "open_fds", "cpu_seconds", "start_time_seconds"):
+        assert families[f"process_{name}"].samples[0].value > 0
+
+
+def test_counters_by_a_label_are_there_from_the_start(metrics: Metrics) -> None:
+    counters = metrics.counters("checksum_failures", "Damage.", "where", ("chunk", "ring"))
+    counters["ring"].inc(2)
+    found = {where: _by(metrics, "checksum_failures_total", where=where) for where in ("chunk", "ring")}
+    assert found == {"chunk": 0, "ring": 2}
+
+
+def test_what_somebody_else_keeps_is_read_when_asked(metrics: Metrics) -> None:
+    values: Dict[str, Optional[float]] = {"depth": 1, "sent": 5}
+    metrics.gauge_of("depth_chunks", "Depth.", lambda: values["depth"])
+    metrics.counter_of("sent_steps", "Sent.", lambda: values["sent"] or 0)
+    metrics.gauges_of("run_state", "State.", "state", lambda: {"a": 1.0, "b": 0.0})
+    values.update(depth=3, sent=9)
+    assert _by(metrics, "depth_chunks") == 3
+    assert _by(metrics, "sent_steps_total") == 9
+    assert (_by(metrics, "run_state", state="a"), _by(metrics, "run_state", state="b")) == (1, 0)
+    values["depth"] = None
+    assert _by(metrics, "depth_chunks") is None
+
+
+def test_waits_are_served_by_reason(metrics: Metrics) -> None:
+    waits = metrics.waits(("batches", "schema"))
+    with waits.on("batches"):
+        assert (_by(metrics, "waiting_seconds", reason="batches") or 0) > 0
+    assert (_by(metrics, "waited_seconds_total", reason="batches") or 0) > 0
+    assert _by(metrics, "waiting_seconds", reason="batches") == 0
+    assert _by(metrics, "waited_seconds_total", reason="schema") == 0
+
+
+def test_a_disk_is_that_of_the_folder_or_of_where_it_will_lie(metrics: Metrics, tmp_path: Path) -> None:
+    metrics.disk(tmp_path / "not" / "yet", "the ring")
+    size = os.statvfs(tmp_path).f_blocks * os.statvfs(tmp_path).f_frsize
+    assert _by(metrics, "disk_size_bytes") == size
+    assert 0 < (_by(metrics, "disk_free_bytes") or 0) <= size
+
+
+def test_a_disk_that_cannot_be_read_is_no_number(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    free, size = disk_bytes(tmp_path / "file" / "folder")
+    assert np.isnan([free, size]).all()
+
+
+def _by(metrics: Metrics, name: str, **labels: str) -> Optional[float]:
+    return metrics.registry.get_sample_value(f"shoal_learner_{name}", {"run": "run-a", **labels})

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -19,12 +20,15 @@ def run(config, lifecycle, log):
     if how == "crash": raise ZeroDivisionError("mended by a restart")
     if how == "simulator": raise Crash("the environment ended the process")
     if how == "fenced": raise Fenced("a newer life")
+    if how == "log":
+        log.debug("a detail")
+        log.info("a fact")
     if how == "thread":
         def fail(): raise Fenced("heard from a thread")
         lifecycle.spawn("worker", fail)
         lifecycle.stopping.wait(5)
         raise Stopped
-sys.exit(main("demo", run, sys.argv[2:], short_flags={"--chief": "--helper.chief"}))
+sys.exit(main("demo", run, sys.argv[2:], short_flags={"--chief": "--helper.chief"}, name_of=lambda _config: "helper"))
 """
 
 
@@ -75,3 +79,19 @@ def test_a_short_flag_stands_for_its_key(flags: Any) -> None:
         2,
         "shoal demo: flag --helper.chief is given twice; leave one of them out\n",
     )
+
+
+def test_each_service_has_the_level_that_the_run_file_gives_it() -> None:
+    assert "a detail" not in _run("log").stdout
+    assert "a detail" in _run("log", "--log.level", "debug").stdout
+    assert "a detail" in _run("log", "--log.levels.helper", "debug").stdout  # as the process calls itself
+    assert "a detail" not in _run("log", "--log.level", "debug", "--log.levels.helper", "info").stdout
+    assert "a detail" not in _run("log", "--log.levels.replay", "debug").stdout
+    (line,) = (line for line in _run("log", "--log.style", "json").stdout.splitlines() if "a fact" in line)
+    assert json.loads(line)["service"] == "helper"
+
+
+def test_a_level_of_no_service_is_refused() -> None:
+    ended = _run("log", "--log.levels.learnr", "debug")
+    assert ended.returncode == 2
+    assert "log.levels.learnr" in ended.stderr

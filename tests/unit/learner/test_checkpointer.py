@@ -1,21 +1,28 @@
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, List
+from typing import Any, Iterator, List, Optional
 
 import numpy as np
 import pytest
 
 from services.common.errors import UserError
 from services.common.lifecycle import STOP_BUDGET_S, Lifecycle
+from services.common.metrics import Metrics
 from services.learner.checkpoint import Checkpoint, CheckpointFolder
+from services.learner.checkpoint_metrics import CheckpointMetrics
 from services.learner.checkpointer import Checkpointer
 from tests.conftest import Eventually
 from tests.fakes import FakeClock, FakeLog
 from tests.unit.learner.test_checkpoint import _at
+
+
+def _metrics(clock: FakeClock, metrics: Optional[Metrics] = None) -> CheckpointMetrics:
+    return CheckpointMetrics(metrics or Metrics("learner", "run-a"), period_s=5.0, clock=clock)
 
 
 class Folder(CheckpointFolder):
@@ -51,7 +58,8 @@ class Taker:
 @pytest.fixture
 def parts(clock: FakeClock, lifecycle: Lifecycle) -> Any:
     folder, take = Folder(), Taker()
-    return folder, take, Checkpointer(folder, take, period_s=5.0, clock=clock, lifecycle=lifecycle)
+    checkpointer = Checkpointer(folder, take, period_s=5.0, clock=clock, lifecycle=lifecycle, metrics=_metrics(clock))
+    return folder, take, checkpointer
 
 
 def test_one_is_written_each_period_beside_the_loop(parts: Any, clock: FakeClock, eventually: Eventually) -> None:
@@ -102,7 +110,10 @@ def test_a_large_state_is_written_well_within_the_stop_budget(
     state = {f"tensor-{k}": np.full(10_000_000, k, np.float32) for k in range(4)}
     checkpoint = replace(_at(3), state=state)
     folder = CheckpointFolder(tmp_path, log)  # type: ignore[arg-type]
-    checkpointer = Checkpointer(folder, lambda _spare: checkpoint, period_s=5.0, clock=clock, lifecycle=lifecycle)
+    metrics = _metrics(clock)
+    checkpointer = Checkpointer(
+        folder, lambda _spare: checkpoint, period_s=5.0, clock=clock, lifecycle=lifecycle, metrics=metrics
+    )
     clock.now_s += 5
     checkpointer.save_if_due()
     began_s = time.monotonic()
@@ -143,7 +154,7 @@ def test_the_last_state_is_written_in_a_stop_too(parts: Any, lifecycle: Lifecycl
 def test_a_disk_that_is_full_stops_the_process(clock: FakeClock, eventually: Eventually) -> None:
     life, folder = Lifecycle(), Folder()
     folder.fault = "the disk is full"
-    checkpointer = Checkpointer(folder, Taker(), period_s=5.0, clock=clock, lifecycle=life)
+    checkpointer = Checkpointer(folder, Taker(), period_s=5.0, clock=clock, lifecycle=life, metrics=_metrics(clock))
     clock.now_s += 5
     checkpointer.save_if_due()
     eventually(life.stopping.is_set)
@@ -153,6 +164,50 @@ def test_a_disk_that_is_full_stops_the_process(clock: FakeClock, eventually: Eve
 
 def test_it_writes_real_files(tmp_path: Path, clock: FakeClock, lifecycle: Lifecycle, log: FakeLog) -> None:
     folder = CheckpointFolder(tmp_path, log)
-    Checkpointer(folder, lambda _spare: _at(3), period_s=5.0, clock=clock, lifecycle=lifecycle).finish()
+    metrics = _metrics(clock)
+    Checkpointer(
+        folder, lambda _spare: _at(3), period_s=5.0, clock=clock, lifecycle=lifecycle, metrics=metrics
+    ).finish()
     loaded: Any = folder.load_newest()
     assert loaded.progress.updates == 3
+
+
+def test_what_is_written_and_what_fails_is_shown(
+    clock: FakeClock, lifecycle: Lifecycle, eventually: Eventually
+) -> None:
+    folder, metrics, held = Folder(), Metrics("learner", "run-a"), []
+
+    @contextlib.contextmanager
+    def hold() -> Iterator[None]:
+        held.append(folder.saved.copy())
+        yield
+
+    def value(name: str) -> float:
+        found = metrics.registry.get_sample_value(f"shoal_learner_checkpoint{name}", {"run": "run-a"})
+        assert found is not None
+        return found
+
+    checkpointer = Checkpointer(
+        folder,
+        Taker(),
+        period_s=5.0,
+        clock=clock,
+        lifecycle=lifecycle,
+        metrics=_metrics(clock, metrics),
+        held=hold,
+    )
+    clock.now_s += 5
+    assert value("_age_seconds") == 5
+    assert value("_period_seconds") == 5
+    checkpointer.save_if_due()
+    eventually(lambda: value("s_total") == 1)
+    assert (value("_age_seconds"), value("_write_seconds_count")) == (0, 1)
+    clock.now_s += 2
+    assert value("_age_seconds") == 2
+    clock.now_s += 3
+    folder.fault = "the disk is full"
+    checkpointer.save_if_due()
+    eventually(lambda: value("_failures_total") == 1)
+    assert value("s_total") == 1
+    assert len(held) == 2
+    lifecycle._failure = None  # it was meant

@@ -73,6 +73,7 @@ class Parts:
             max_in_row=3,
             report=self._note,
             on_stopped=self.counts.append,
+            chunks_of=lambda table_id, keys: [f"actor-0/00000000000000ff/{table_id}.{key}" for key in keys],
         )
 
     def _note(self, drawn: DrawnBatch, td_error: Any) -> None:
@@ -230,3 +231,13 @@ def test_suspects_are_items_with_values_that_nothing_physical_has() -> None:
     batch.next_observation["policy"][3, 0] = -2 * ABSURD
     batch.n_step_return[2] = ABSURD
     assert suspects(batch).tolist() == [True, False, False, True]
+
+
+@each_algorithm
+def test_the_chunks_of_sick_items_are_named_in_the_log_and_in_the_file(name: str, tmp_path: Path) -> None:
+    parts = Parts(name, tmp_path)
+    parts.update(_poisoned(parts.schema, "n_step_return", float("nan")))
+    (line,) = (values for level, _, values in parts.log.lines if level == "warning")
+    assert (line["keys"], line["chunk"]) == ([51], "actor-0/00000000000000ff/77.51")
+    (file,) = parts.folder.glob("*.safetensors")
+    assert load_stopped_batch(file).chunks == ("actor-0/00000000000000ff/77.51",)

@@ -13,8 +13,9 @@ from services.common.lifecycle import Lifecycle
 from services.common.peer import Peer
 from services.common.rpc import Refused, Server, Stopped
 from services.common.schema import ActionSpec, Schema, TensorSpec
+from services.common.waits import Waits
 from services.learner import replay_client
-from services.learner.replay_client import ReplayClient
+from services.learner.replay_client import WAIT_REASONS, ReplayClient
 from services.replay.servicer import ReplayServicer
 from services.replay.table import Table, TableSettings
 from shoal.v1 import experience_pb2, replay_pb2_grpc
@@ -344,3 +345,58 @@ def test_names_travel_once(make_client: Callable[..., ReplayClient], serve: Serv
     known = [(request.known_table_id, request.known_actors) for request in replay.samples]
     assert known[0] == (0, 0)
     assert set(known[1:]) == {(replay.table.table_id, 1)}  # type: ignore[union-attr]
+
+
+def test_waits_for_batches_and_for_the_schema_are_told_apart(
+    replay: Replay, serve: Serve, make_client: Callable[..., ReplayClient], eventually: Eventually
+) -> None:
+    waits = Waits(WAIT_REASONS)
+    client = make_client(serve(ADD, replay), waits=waits)
+    waiting = threading.Thread(target=client.wait_for_schema)
+    waiting.start()
+    eventually(lambda: waits.is_on("schema"))
+    table = replay.introduce()
+    waiting.join(10)
+    assert not waits.is_on("schema")
+    client.start(SCHEMA)
+    assert client.next_within(0.05) is None
+    assert client.next_within(0.05) is None
+    found: List[Any] = []
+    reader = threading.Thread(target=lambda: found.append(client.next()))
+    reader.start()
+    eventually(lambda: waits.seconds()["batches"].now_s > 0.1)  # it goes on with what was in vain before
+    table.insert("actor-0", 1, make_chunk(16, 2, version=5), max_wait_s=0)
+    reader.join(10)
+    assert len(found) == 1
+    assert not waits.is_on("batches")
+    assert waits.seconds()["batches"].total_s > 0.1
+    eventually(lambda: client.depth)
+    before = waits.seconds()["batches"].total_s
+    client.next()
+    assert waits.seconds()["batches"].total_s == before
+
+
+def test_chunks_of_items_are_named_once_each(replay: Replay, client: ReplayClient) -> None:
+    table = replay.fill()
+    client.start(SCHEMA)
+    drawn = client.next()
+    table.insert("actor-0", 1, make_chunk(16, 2, sequence=1, first_step=16, version=5), max_wait_s=0)
+    first, second = (f"actor-0/0000000000000001/{sequence}" for sequence in (0, 1))
+    assert client.chunks_of(drawn.table_id, [0, 1, 2]) == [first]
+    assert client.chunks_of(drawn.table_id, [40, 1, 10**6]) == [second, first]  # the last was never written
+    assert client.chunks_of(drawn.table_id + 1, [0]) == []
+
+
+def test_chunks_of_a_replay_that_is_gone_are_not_named(make_client: Callable[..., ReplayClient], log: FakeLog) -> None:
+    assert make_client("127.0.0.1:9").chunks_of(0, [0, 1, 2]) == []
+    assert [event for _, event, _ in log.lines].count("the chunks of items are not to be found") == 1
+
+
+def test_priorities_that_wait_are_counted(replay: Replay, client: ReplayClient) -> None:
+    replay.fill()
+    client.start(SCHEMA)
+    drawn = client.next()
+    client.finish()
+    assert client.num_priorities == 0
+    client.report(drawn, np.ones(N, np.float32))
+    assert client.num_priorities == 1

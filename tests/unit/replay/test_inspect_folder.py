@@ -88,3 +88,24 @@ def test_a_reader_that_has_gone_is_no_crash(make_durable: Any, feed: Any) -> Non
     os.close(write)
     assert done.stderr == b""
     assert done.returncode == 141
+
+
+def test_the_chunk_of_a_row_is_named_by_the_log(
+    make_durable: Any, feed: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    durable = make_durable()
+    feed(durable.table, 3, time_outs=[(1, 0)])  # nine rows each
+    assert [chunk_named(durable, key, capsys) for key in (0, 8, 9, 26)] == [
+        f"a/0000000000000001/{sequence}" for sequence in (0, 0, 1, 2)
+    ]
+    item = durable.table.item(9)
+    assert item.chunk == "a/0000000000000001/1"
+    assert main([str(durable.path), "--key", "27"]) == 2
+    assert "holds no chunk with the row 27" in capsys.readouterr().err
+    assert main([str(durable.path), "--key", "x"]) == 2
+    assert "usage:" in capsys.readouterr().err
+
+
+def chunk_named(durable: Any, key: int, capsys: pytest.CaptureFixture[str]) -> str:
+    assert main([str(durable.path), "--key", str(key)]) == 0
+    return capsys.readouterr().out.strip().partition("chunk=")[2]

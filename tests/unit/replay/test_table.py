@@ -159,7 +159,7 @@ def test_refusals_and_outcomes_are_counted_by_reason(make_table: Any, make_chunk
     answer = table.insert("a", 1, chunk, max_wait_s=0.0)
     assert (answer.status, answer.next_sequence) == (InsertStatus.REFUSED, 2)
     table.insert("a", 1, make_chunk(T=33, B=2, sequence=2), max_wait_s=0.0)
-    assert table.info().refused_chunks == {"version_ahead": 1, "too_large": 1}
+    assert table.info().refused_chunks == {"version_ahead": 1, "too_large": 1, "too_many_steps": 0}
     table.update_priorities(np.array([0, 0, 1, 2, 99]), np.array([1.0, 2.0, np.nan, 3.0, 1.0]))
     assert table.info().sampling.updates == {"applied": 2, "stale": 1, "rejected": 1, "superseded": 1}
 

@@ -7,7 +7,10 @@ from typing import Any, Deque, List
 
 import pytest
 
-from services.replay.waiting import WaitingRoom
+from services.common.waits import Waits
+from services.replay import waiting
+from services.replay.waiting import INSERT_LIMITER, REASONS, SAMPLE_LIMITER, SAMPLE_MIN_SIZE, WaitingRoom
+from tests.fakes import FakeClock
 
 
 class Gate:
@@ -15,7 +18,8 @@ class Gate:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.room = WaitingRoom(self.lock, time.monotonic)
+        self.waits = Waits(REASONS)
+        self.room = WaitingRoom(self.lock, time.monotonic, self.waits)
         self.tokens = 0
         self.served: List[str] = []
         self.turned_away: List[str] = []
@@ -166,3 +170,52 @@ def test_deadlines_and_interruptions_end_a_wait(gate: Gate) -> None:
         thread.join(10.0)
     assert gate.room.count("Insert") == 0
     assert gate.pass_through("c") == "the replay is stopping"
+
+
+def test_who_comes_again_at_once_goes_on_with_its_wait(gate: Gate) -> None:
+    assert gate.pass_through("a", max_wait_s=0.1) == "no token"
+    assert gate.waits.seconds()[INSERT_LIMITER].now_s == 0.0
+    thread = gate.start("a")
+    (waiter,) = gate.room.waiters()
+    assert waiter.seconds >= 0.1
+    assert gate.waits.seconds()[INSERT_LIMITER].now_s >= 0.1
+    gate.give()
+    thread.join(10.0)
+    thread = gate.start("a")  # served meanwhile: another wait
+    assert gate.waits.seconds()[INSERT_LIMITER].now_s < 0.1
+    gate.give()
+    thread.join(10.0)
+    assert gate.waits.seconds()[INSERT_LIMITER].total_s >= 0.1
+
+
+def test_who_comes_again_after_long_begins_anew(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "RESUMED_S", 0.0)
+    assert gate.pass_through("a", max_wait_s=0.1) == "no token"
+    time.sleep(0.01)
+    thread = gate.start("a")
+    assert gate.room.waiters()[0].seconds < 0.1
+    gate.give()
+    thread.join(10.0)
+
+
+def test_a_wait_is_counted_for_the_reason_that_holds_it_now(clock: FakeClock) -> None:
+    lock = threading.RLock()
+    waits = Waits(REASONS, clock)
+    room = WaitingRoom(lock, clock, waits)
+    word = [SAMPLE_MIN_SIZE]
+    answers = iter(["few items", "few items", "the ratio", ""])
+
+    def reason() -> str:
+        clock.now_s += 1
+        return next(answers)
+
+    def look(_timeout_s: float) -> bool:
+        word[0] = SAMPLE_LIMITER
+        return True
+
+    with lock, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Condition, "wait", lambda _self, timeout_s: look(timeout_s))
+        assert room.wait("learner", "Sample", reason, 60.0, word=lambda: word[0]) == ""
+    found = waits.seconds()
+    assert (found[SAMPLE_MIN_SIZE].total_s, found[SAMPLE_LIMITER].total_s) == (2.0, 1.0)
+    assert not any(waited.now_s for waited in found.values())
