@@ -86,8 +86,9 @@ dashboards: install  ## write the dashboards of deploy/grafana anew from their g
 	$(BIN)/python -m deploy.grafana.generator
 
 .PHONY: dashboards-picture
-dashboards-picture: install  ## draw the overview's queries from a live run, with prometheus on the path: five minutes
-	$(BIN)/python -m tests.e2e.dashboard_picture docs/images/overview.png $(ARGS)
+dashboards-picture: install  ## draw the dashboards' queries from a live run, with prometheus on the path: five minutes
+	$(BIN)/python -m tests.e2e.dashboard_picture shoal-overview=docs/images/overview.png \
+		shoal-staleness=docs/images/dashboard_staleness.png $(ARGS)
 
 # --- release ---------------------------------------------------------------------------------------------------------
 .PHONY: dist

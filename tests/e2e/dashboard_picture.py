@@ -1,6 +1,6 @@
 """Draws a dashboard's queries from a live run with matplotlib, on the dashboard's own grid: no screenshot of Grafana.
 
-`python -m tests.e2e.dashboard_picture docs/images/overview.png` (`make dashboards-picture`) runs for some minutes.
+`make dashboards-picture` runs for some minutes.
 """
 
 from __future__ import annotations
@@ -147,6 +147,8 @@ def draw_bars(axes: Axes, panel: Mapping[str, Any], series: Sequence[Series]) ->
 def draw_number(axes: Axes, panel: Mapping[str, Any], series: Sequence[Series]) -> None:
     axes.axis("off")
     defaults = panel["fieldConfig"]["defaults"]
+    if not series:
+        axes.text(0.5, 0.5, defaults.get("noValue", ""), color=FAINT, fontsize=9, ha="center", va="center")
     for index, (name, _, numbers) in enumerate(series):
         value = next((number for number in reversed(numbers) if math.isfinite(number)), math.nan)
         height = 1 - (index + 0.5) / len(series)
@@ -164,7 +166,39 @@ def draw_note(axes: Axes, panel: Mapping[str, Any]) -> None:
     axes.text(0, 0.98, "\n".join(lines), color=TEXT, fontsize=7, va="top", linespacing=1.3)
 
 
-DRAWN_BY = {"timeseries": draw_lines, "bargauge": draw_bars, "stat": draw_number}
+def draw_heat(axes: Axes, panel: Mapping[str, Any], series: Sequence[Series]) -> None:
+    by_bound = {float(name): dict(zip(map(round, seconds), numbers)) for name, seconds, numbers in series}
+    times = sorted({at for numbers in by_bound.values() for at in numbers})
+    below = [0.0] * len(times)
+    rows = []
+    for bound in sorted(by_bound):
+        cumulative = [by_bound[bound].get(at, math.nan) for at in times]
+        counts = [each - less for each, less in zip(cumulative, below)]
+        rows.append([math.sqrt(count) if count > 0 else math.nan for count in counts])
+        below = cumulative
+    axes.pcolormesh(times, range(len(rows)), rows, cmap="Oranges", shading="nearest")
+    names = [f"{bound:g}" for bound in sorted(by_bound)]
+    axes.set_yticks(range(0, len(rows), 2), [written(float(name), "short") for name in names[::2]])
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value / 60:.0f} min")
+    axes.xaxis.set_major_locator(mpl.ticker.MultipleLocator(60))
+
+
+def draw_table(axes: Axes, panel: Mapping[str, Any], columns: Sequence[Sequence[Series]]) -> None:
+    """Columns are given one by one; the first one sorts."""
+    axes.axis("off")
+    renamed = next(each for each in panel["transformations"] if each["id"] == "organize")["options"]["renameByName"]
+    units = {each["matcher"]["options"]: each["properties"][0]["value"] for each in panel["fieldConfig"]["overrides"]}
+    values = [{name: numbers[-1] for name, _, numbers in column} for column in columns]
+    rows = sorted(values[0], key=lambda name: -values[0][name])
+    for x, title in enumerate(("actor", *renamed.values())):
+        axes.text(x / 6, 0.95, title, color=FAINT, fontsize=7, weight="bold", transform=axes.transAxes)
+        for y, name in enumerate(rows):
+            unit = units.get(title, panel["fieldConfig"]["defaults"]["unit"])
+            text = written(values[x - 1].get(name, math.nan), unit) if x else name
+            axes.text(x / 6, 0.85 - 0.1 * y, text, color=TEXT, fontsize=8, transform=axes.transAxes)
+
+
+DRAWN_BY = {"timeseries": draw_lines, "bargauge": draw_bars, "stat": draw_number, "heatmap": draw_heat}
 
 
 def frame(figure: Figure, panel: Mapping[str, Any], height: int) -> Axes:
@@ -175,9 +209,9 @@ def frame(figure: Figure, panel: Mapping[str, Any], height: int) -> Axes:
     width, tall = at["w"] / COLUMNS - 0.006, (at["h"] - 0.2) / height
     figure.add_artist(Rectangle((x, y), width, tall, color=PANEL, zorder=-1))
     figure.text(x + 0.006, y + tall - 0.7 / height, panel["title"], color=TEXT, fontsize=8)
-    is_timed = panel["type"] == "timeseries"
+    is_timed = panel["type"] in ("timeseries", "heatmap")
     left, low = (0.03, 1.6 / height) if is_timed else (0.008, 0.3 / height)
-    right = 0.17 if is_timed and panel["options"]["legend"]["placement"] == "right" else 0.008
+    right = 0.17 if panel["options"].get("legend", {}).get("placement") == "right" else 0.008
     axes = figure.add_axes((x + left, y + low, width - left - right, tall - low - 1.1 / height), facecolor=PANEL)
     for spine in axes.spines.values():
         spine.set_visible(False)
@@ -201,8 +235,11 @@ def draw(dashboard: Mapping[str, Any], prometheus: Prometheus, file: Path) -> No
             draw_note(axes, panel)
             continue
         own = [target for target in targets if target.panel == panel["title"]]
-        series = [each for target in own for each in series_of(prometheus, target, panel, values)]
-        DRAWN_BY[panel["type"]](axes, panel, series)
+        columns = [series_of(prometheus, target, panel, values) for target in own]
+        if panel["type"] == "table":
+            draw_table(axes, panel, columns)
+        else:
+            DRAWN_BY[panel["type"]](axes, panel, [each for column in columns for each in column])
     caption = CAPTION.format(title=dashboard["title"])
     figure.text(0.005, 1 - 0.6 / height, caption, color=TEXT, fontsize=8)
     figure.savefig(file, dpi=80, facecolor=BACKGROUND)
@@ -212,8 +249,7 @@ def draw(dashboard: Mapping[str, Any], prometheus: Prometheus, file: Path) -> No
 def main(words: Sequence[str]) -> int:
     """Run, watch, draw."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("file", type=Path, help="the PNG to write")
-    parser.add_argument("--dashboard", default="shoal-overview", help="its uid")
+    parser.add_argument("pictures", nargs="+", metavar="UID=FILE", help="a dashboard, and the PNG to write")
     parser.add_argument("--run-file", default="arm_joint.toml", help="of configs/")
     options = parser.parse_args(words)
     found: Dict[str, Any] = {dashboard["uid"]: dashboard for dashboard in panels.dashboards()}
@@ -223,10 +259,10 @@ def main(words: Sequence[str]) -> int:
             run.wait_for("shoal_learner_evaluated_success_ratio")
             time.sleep(SHOWN_S)
             assert run.prometheus is not None
-            draw(found[options.dashboard], run.prometheus, options.file)
+            for uid, file in (picture.split("=") for picture in options.pictures):
+                draw(found[uid], run.prometheus, Path(file))
         finally:
             run.stop()
-    print(f"{options.file}: {options.file.stat().st_size / 1e3:.0f} kB")
     return 0
 
 

@@ -83,12 +83,17 @@ def test_series_of_a_panel_can_be_told_apart(prometheus: Prometheus, uid: str) -
     assert not doubled
 
 
-def first_series(prometheus: Prometheus, uid: str, panel: str, ref_id: str = "A") -> Dict[str, str]:
-    """The labels of the topmost bar or row of a panel."""
+def largest(prometheus: Prometheus, uid: str, panel: str, ref_id: str = "A") -> Dict[str, Any]:
+    """The topmost bar or row of a panel, with its latest number."""
     values = {name: offered[0] for name, offered in panels.choices(DASHBOARDS[uid], prometheus).items()}
     (target,) = [each for each in TARGETS if (each.dashboard, each.panel, each.ref_id) == (uid, panel, ref_id)]
-    labels: Dict[str, str] = max(series_of(prometheus, target, values), key=lambda each: each["numbers"][-1])["metric"]
-    return labels
+    return max(series_of(prometheus, target, values), key=lambda each: float(each["numbers"][-1]))
+
+
+def test_no_share_of_the_items_is_said_to_be_older_than_the_oldest(prometheus: Prometheus) -> None:
+    share = largest(prometheus, "shoal-staleness", "95 % are below")["numbers"][-1]
+    oldest = largest(prometheus, "shoal-staleness", "Actors, the most stale first", "C")["numbers"][-1]
+    assert 0 < share <= oldest
 
 
 def test_a_newcomer_sees_which_actor_is_stale_and_why_the_learner_waits(
@@ -98,16 +103,16 @@ def test_a_newcomer_sees_which_actor_is_stale_and_why_the_learner_waits(
     os.kill(stopped[0], signal.SIGSTOP)
     try:
         time.sleep(STOPPED_S)
-        assert first_series(prometheus, "shoal-overview", "The most stale actors")["actor"] == "actor-1"
+        assert largest(prometheus, "shoal-overview", "The most stale actors")["metric"]["actor"] == "actor-1"
         stale = "Actors, the most stale first"
-        assert first_series(prometheus, "shoal-staleness", stale)["actor"] == "actor-1"
-        assert first_series(prometheus, "shoal-staleness", stale, "E")["actor"] == "actor-1"  # silent
+        assert largest(prometheus, "shoal-staleness", stale)["metric"]["actor"] == "actor-1"
+        assert largest(prometheus, "shoal-staleness", stale, "E")["metric"]["actor"] == "actor-1"  # silent
 
         stopped.append(run.launcher.children()["actor-0"])
         os.kill(stopped[1], signal.SIGSTOP)
         time.sleep(STOPPED_S)
-        waits = first_series(prometheus, "shoal-overview", "What the learner waits for")
-        held = first_series(prometheus, "shoal-overview", "Whom the replay holds back")
+        waits = largest(prometheus, "shoal-overview", "What the learner waits for")["metric"]
+        held = largest(prometheus, "shoal-overview", "Whom the replay holds back")["metric"]
         assert (waits["reason"], held["reason"]) == ("batches", "sample_limiter")
     finally:
         for pid in stopped:

@@ -17,9 +17,16 @@ from deploy.grafana.generator.panel import (
 )
 from deploy.grafana.generator.shared import ACTOR, ACTORS, LEARNER, PARTS, RUN, STALENESS
 
-LAGS = 'rate(shoal_learner_item_lag_updates_bucket{run="$run"}'
+LAGS = 'rate(shoal_learner_item_lag_updates_bucket{run="$run"}[$__rate_interval])'
+LARGEST = 'scalar(max(shoal_learner_actor_lag_updates{run="$run", statistic="max"}))'
 BOUND = 'max(shoal_learner_lag_bound_updates{run="$run"})'
 NO_BOUND = "no bound is set"
+
+
+def lag_below(share: float) -> str:
+    """The lag below which a share of the trained items is: within its bucket, and never above the largest lag."""
+    return f"clamp_max(histogram_quantile({share:g}, sum by (le) ({LAGS})), {LARGEST})"
+
 
 HOW_OLD = Row(
     "How old is what is trained on?",
@@ -70,7 +77,7 @@ HOW_OLD = Row(
             otherwise="the panels on the left say which part has grown.",
             queries=(
                 Query(
-                    f"histogram_quantile(0.5, sum by (le) ({LAGS}[$__rate_interval])))",
+                    lag_below(0.5),
                     "median",
                 ),
             ),
@@ -87,7 +94,7 @@ HOW_OLD = Row(
             "cuts the tail.",
             queries=(
                 Query(
-                    f"histogram_quantile(0.95, sum by (le) ({LAGS}[$__rate_interval])))",
+                    lag_below(0.95),
                     "95 %",
                 ),
             ),
@@ -110,7 +117,7 @@ SPREAD = Row(
             "of actors; see *Actors, the most stale first*.",
             queries=(
                 Query(
-                    f"sum by (le) ({LAGS}[$__rate_interval]))",
+                    f"sum by (le) ({LAGS})",
                     "{{le}}",
                 ),
             ),
@@ -241,11 +248,11 @@ RULES = Row(
             "the next panel. Fewer items would be lost with a shorter ring.",
             queries=(
                 Query(
-                    f"histogram_quantile(0.5, sum by (le) ({LAGS}[$__rate_interval])))",
+                    lag_below(0.5),
                     "median",
                 ),
                 Query(
-                    f"histogram_quantile(0.95, sum by (le) ({LAGS}[$__rate_interval])))",
+                    lag_below(0.95),
                     "95 %",
                 ),
                 Query(BOUND, "bound"),
