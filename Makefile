@@ -100,6 +100,16 @@ bench-actor: install  ## the actor beside its bare loop, at 4,096 lanes, by the 
 bench-lockstep: install  ## asynchronous training beside lockstep, five seeds each: twenty minutes of a quiet machine
 	$(BIN)/python -m bench.lockstep $(ARGS)
 
+# --- dashboards ------------------------------------------------------------------------------------------------------
+.PHONY: dashboards
+dashboards: install  ## write the dashboards of deploy/grafana anew from their generator (Python 3.11 or newer)
+	$(BIN)/python -m deploy.grafana.generator
+
+.PHONY: dashboards-picture
+dashboards-picture: install  ## draw the dashboards' queries from a live run, with prometheus on the path: five minutes
+	$(BIN)/python -m tests.e2e.dashboard_picture shoal-overview=docs/images/overview.png \
+		shoal-staleness=docs/images/dashboard_staleness.png $(ARGS)
+
 # --- release ---------------------------------------------------------------------------------------------------------
 .PHONY: dist
 dist:  ## build dist/shoal-VERSION.tar.gz and the wheel, and try the wheel in a venv of its own

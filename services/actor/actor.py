@@ -54,6 +54,8 @@ class Actor:
         check_chunk_bytes(self._schema, self._envs[0].num_lanes, settings.chunk_steps)
 
         self._metrics = Metrics("actor", config.run.name)
+        # Joins what a process says of itself with what replay and learner say of an actor by its name.
+        self._metrics.gauges_of("info", "Which actor this process is; always 1.", "actor", lambda: {self._name: 1.0})
         waits = self._metrics.waits(WAIT_REASONS)
         peer = Peer(config.run.name, experience_pb2.ROLE_ACTOR, self._name, lifecycle.incarnation)
         security = client_security(config.security, config.learner.address, *config.replay.addresses)

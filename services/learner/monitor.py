@@ -13,6 +13,7 @@ from services.agent.health import TEXTS
 from services.common.batch import Batch
 from services.common.metrics import Metrics
 from services.common.run_folder import Evaluation, Progress
+from services.common.staleness_log import BOUNDS
 from services.learner.claims import ClaimCheck
 from services.learner.events import EventLog
 from services.learner.parameter_service import Status
@@ -20,7 +21,6 @@ from services.learner.parameter_store import ParameterStore
 
 SHOW_PERIOD_S = 0.5
 LAG_WINDOW = 64  # batches behind the shown percentiles
-LAG_BUCKETS = (0, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000)
 
 
 class Monitor:
@@ -53,7 +53,7 @@ class Monitor:
         self._shown_at = 0.0
         self._shown_version = 0
         self._events = events
-        self._lag = metrics.batch_histogram("item_lag_updates", "Lag of trained items, in updates.", LAG_BUCKETS)
+        self._lag = metrics.batch_histogram("item_lag_updates", "Lag of trained items, in updates.", BOUNDS)
         metrics.counter_of("trained_items", "Items trained on in this life of the chief.", lambda: self._lag.count)
         self._scalars: Dict[str, Any] = {}
         self._metrics = metrics
