@@ -54,7 +54,7 @@ class Actor:
         check_chunk_bytes(self._schema, self._envs[0].num_lanes, settings.chunk_steps)
 
         peer = Peer(config.run.name, experience_pb2.ROLE_ACTOR, self._name, lifecycle.incarnation)
-        security = client_security(config.security, config.learner.address, *config.replay.addresses)
+        security = client_security(config.security, config.learner.address, *config.replay.addresses, log=log)
         self.parameters = ParameterClient(
             config.learner.address,
             peer=peer,
@@ -105,7 +105,7 @@ class Actor:
 
     def _serve_metrics(self) -> int:
         host, port = self._config.metrics.host, self._config.actor.metrics_port
-        security = server_security(self._config.security, f"{host}:{port}")
+        security = server_security(self._config.security, f"{host}:{port}", log=self._log)
         self._metrics.certificate(security.certificate)
         return self._metrics.serve(port, "actor.metrics_port", host=host, security=security)
 

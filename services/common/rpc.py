@@ -54,7 +54,6 @@ RETRIED = (
 REFUSALS = (
     grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.INVALID_ARGUMENT,
-    grpc.StatusCode.UNAUTHENTICATED,
     grpc.StatusCode.PERMISSION_DENIED,
     grpc.StatusCode.UNIMPLEMENTED,
 )
@@ -68,6 +67,10 @@ class Stopped(Exception):
 
 class Refused(UserError):
     """The peer understood the call and will not do it; the message is its reason."""
+
+
+class TokenRefused(Refused):
+    """The peer does not know this process's token, or wants one."""
 
 
 class Unavailable(Exception):
@@ -85,6 +88,7 @@ def call_once(method: Callable[..., Response], request: Any, *, timeout_s: float
     Raises:
         Unavailable: no answer in time; the call may or may not have been carried out.
         Refused: the peer said no, or the message is too large; repeating it is of no use.
+        TokenRefused: likewise, for want of a token that the peer knows.
     """
     try:
         return method(request, timeout=timeout_s)
@@ -95,6 +99,8 @@ def call_once(method: Callable[..., Response], request: Any, *, timeout_s: float
         is_oversize = code == grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details
         if code in RETRIED and not is_oversize:
             raise Unavailable(f"{code.name.lower()}: {details}") from None
+        if code == grpc.StatusCode.UNAUTHENTICATED:
+            raise TokenRefused(details) from None
         if code in REFUSALS or is_oversize:
             raise Refused(details) from None
         raise
@@ -104,7 +110,8 @@ class Caller:
     """Calls of one process to one peer, repeated until they are answered or the process stops.
 
     `waiting_for` holds a sentence while a call is being repeated. A wait that lasts is a warning, with its reason;
-    until then it may be that the peer is only starting.
+    until then it may be that the peer is only starting. A token that the peer knew and knows no more was withdrawn: that
+    is waited out too, since the file of the token may be replaced at any time.
     """
 
     def __init__(
@@ -124,6 +131,7 @@ class Caller:
         self._log = log
         self._patience_s = patience_s
         self._has_warned = False
+        self._was_let_in = False
         self._rng = random.Random()  # once: it takes its seed from the system, which no call should wait for
 
     def call(self, method: Callable[..., Response], request: Any, *, timeout_s: float) -> Response:
@@ -138,10 +146,16 @@ class Caller:
         while not self._stopping.is_set():
             try:
                 response = call_once(method, request, timeout_s=timeout_s)
+            except TokenRefused as error:
+                if not self._was_let_in:
+                    raise
+                self._say(time.monotonic() - since, str(error), f": {error}")
+                self._stopping.wait(backoff.next_s())
             except Unavailable as error:
                 self._say(time.monotonic() - since, str(error))
                 self._stopping.wait(backoff.next_s())
             else:
+                self._was_let_in = True
                 if self.waiting_for:
                     self._log.info(f"the {self._peer} is there", waited_s=round(time.monotonic() - since, 1))
                     self.waiting_for = ""
@@ -149,8 +163,8 @@ class Caller:
                 return response
         raise Stopped
 
-    def _say(self, waited_s: float, reason: str) -> None:
-        was_waiting, self.waiting_for = bool(self.waiting_for), f"waiting for the {self._peer}"
+    def _say(self, waited_s: float, reason: str, more: str = "") -> None:
+        was_waiting, self.waiting_for = bool(self.waiting_for), f"waiting for the {self._peer}{more}"
         if waited_s >= self._patience_s and not self._has_warned:
             self._has_warned = True
             self._log.warning(self.waiting_for, waited_s=round(waited_s, 1), reason=reason)

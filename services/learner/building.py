@@ -88,7 +88,7 @@ def build_replay_client(
         newest=newest,
         lifecycle=lifecycle,
         log=log,
-        security=client_security(config.security, *config.replay.addresses),
+        security=client_security(config.security, *config.replay.addresses, log=log),
     )
 
 

@@ -56,7 +56,9 @@ def run(config: RunConfig, lifecycle: Lifecycle, log: Log) -> None:
         dump=dump,
     )
     metrics = Metrics("replay", config.run.name)
-    security = server_security(config.security, replay.listens_at, f"{config.metrics.host}:{replay.metrics_port}")
+    security = server_security(
+        config.security, replay.listens_at, f"{config.metrics.host}:{replay.metrics_port}", log=log
+    )
     server = Server(
         replay.listens_at,
         max_workers=MAX_WORKERS,

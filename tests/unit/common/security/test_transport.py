@@ -14,7 +14,7 @@ HERE, BEYOND = "127.0.0.1:7401", "10.0.0.1:7401"
 
 def test_on_loopback_nothing_is_asked_for() -> None:
     nothing = SecuritySection()
-    assert client_security(nothing, HERE, "localhost:1").ca is None
+    assert client_security(nothing, HERE, "localhost:1").certificates is None
     made = server_security(nothing, HERE, "[::1]:2")
     assert (made.credentials(), made.book, made.ssl_context()) == (None, None, None)
 
