@@ -110,8 +110,8 @@ class Caller:
     """Calls of one process to one peer, repeated until they are answered or the process stops.
 
     `waiting_for` holds a sentence while a call is being repeated. A wait that lasts is a warning, with its reason;
-    until then it may be that the peer is only starting. A token that the peer knew and knows no more was withdrawn: that
-    is waited out too, since the file of the token may be replaced at any time.
+    until then it may be that the peer is only starting. A token that the peer knew and knows no more was withdrawn:
+    that is waited out too, since the file of the token may be replaced at any time.
     """
 
     def __init__(

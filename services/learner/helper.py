@@ -53,7 +53,9 @@ class Helper:
         folder = folders.helpers
         self._dumps = folders.non_finite / self._peer.name
         self._file: Optional[Path] = folder / f"{config.helper.name}.safetensors" if config.helper.name else None
-        self._security = client_security(config.security, config.helper.chief, log=log)  # a mistake in it is told at once
+        self._security = client_security(
+            config.security, config.helper.chief, log=log
+        )  # a mistake in it is told at once
         self._replay = build_replay_client(
             config,
             peer=self._peer,

@@ -45,10 +45,13 @@ class Cluster:
         return self.machines[name]
 
     def follow(self, steps: Sequence[Step]) -> None:
-        """Run blocks of the page in order; those of one section on several machines at once, as several people would."""
+        """Run blocks of the page in order; one that is for several machines runs on them at once."""
         for step in steps:
-            with ThreadPoolExecutor(len(step.machines)) as pool:
-                outputs = list(pool.map(lambda name, step=step: self._type(name, step), step.machines))
+            if len(step.machines) == 1:
+                outputs = [self._type(step.machines[0], step)]
+            else:
+                with ThreadPoolExecutor(len(step.machines)) as pool:
+                    outputs = list(pool.map(lambda name, step=step: self._type(name, step), step.machines))
             for name, output in zip(step.machines, outputs):
                 self.said[f"{step.heading} {name}"] = self.said.get(f"{step.heading} {name}", "") + output
 

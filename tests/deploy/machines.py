@@ -1,7 +1,7 @@
 """Machines with a real systemd on this one: a root file system, a network and control groups each, no images.
 
-They meet in a bridge that lies in a namespace of its own, so that the host's network is not touched. What a run that was
-killed has left behind is removed at the start of the next.
+They meet in a bridge that lies in a namespace of its own, so that the host's network is not touched. What a run that
+was killed has left behind is removed at the start of the next.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import Dict, Iterator, List, Optional, Sequence
+from typing import Dict, Iterator, List, Optional
 
 from typing_extensions import Self
 
@@ -56,7 +56,11 @@ def root_file_system() -> Path:
 
 
 def sweep() -> None:
-    """Remove mounts, namespaces and control groups of runs that were killed before they could."""
+    """Remove processes, mounts, namespaces and control groups of runs that were killed before they could."""
+    for hierarchy in _hierarchies():  # first: what runs on the machines holds the rest
+        for group in hierarchy.glob(f"{PREFIX}*"):
+            if _is_orphan(group.name):
+                _remove_group(group)
     for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines():
         source, target = line.split()[:2]
         if _is_orphan(source):
@@ -64,15 +68,11 @@ def sweep() -> None:
     for name in _run("ip", "netns", "list", check=False).splitlines():
         if _is_orphan(name.split()[0]):
             _run("ip", "netns", "del", name.split()[0], check=False)
-    for hierarchy in _hierarchies():
-        for group in hierarchy.glob(f"{PREFIX}*"):
-            if _is_orphan(group.name):
-                _remove_group(group)
 
 
 def _is_orphan(name: str) -> bool:
     """Whether `name` is of a run that is no more."""
-    owner = name[len(PREFIX) :].split("-")[0]
+    owner = name[len(PREFIX) :].split("-", maxsplit=1)[0]
     return name.startswith(PREFIX) and owner.isdecimal() and not Path(f"/proc/{owner}").exists()
 
 
@@ -83,6 +83,18 @@ def _hierarchies() -> List[Path]:
 
 
 def _remove_group(group: Path) -> None:
+    """Kill what still runs in a control group, and remove it."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        pids: List[str] = []
+        with contextlib.suppress(OSError):  # groups come and go while they are looked at
+            pids = [pid for file in group.rglob("cgroup.procs") for pid in file.read_text().split()]
+            if not pids:
+                break
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        time.sleep(0.1)
     for folder in sorted((path for path in group.rglob("*") if path.is_dir()), reverse=True):
         with contextlib.suppress(OSError):
             folder.rmdir()
@@ -181,10 +193,10 @@ class Machine:
 
     def __exit__(self, *_exc: object) -> None:
         self.power_off()
-        _run("ip", "netns", "del", self._id, check=False)
-        _run("umount", "-R", str(self.root), check=False)
         for group in self._groups():
             _remove_group(group)
+        _run("ip", "netns", "del", self._id, check=False)
+        _run("umount", "-R", str(self.root), check=False)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _groups(self) -> List[Path]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import List, Tuple
+from typing import List, Optional, Tuple
 
 _HEADING = re.compile(r"^#+ (.*)$")
 _WHERE = re.compile(r"^On (`[\w-]+`(?:(?:, | and )`[\w-]+`)*):$")
@@ -27,7 +27,9 @@ def steps_of(page: Path) -> List[Step]:
         ValueError: the line before a block does not say "On `machine`:".
     """
     found: List[Step] = []
-    heading, before, block = "", "", None
+    heading, before = "", ""
+    machines: Tuple[str, ...] = ()
+    block: Optional[List[str]] = None
     for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
         if block is not None and line != "```":
             block.append(line)

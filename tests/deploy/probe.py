@@ -57,9 +57,9 @@ def main() -> None:
             "traces": _may(lambda: _call("ptrace", 16, 1, 0, 0)),  # PTRACE_ATTACH to systemd
             "opens a raw socket": _may(_raw_socket),
             "maps memory to write and execute": _may(_write_and_execute),
-            "lists /root": _may(lambda: os.listdir("/root")),
-            "sees process 1": str("1" in os.listdir("/proc")),
-            "devices": " ".join(sorted(os.listdir("/dev"))),
+            "lists /root": _may(lambda: list(Path("/root").iterdir())),
+            "sees process 1": str(Path("/proc/1").exists()),
+            "devices": " ".join(sorted(path.name for path in Path("/dev").iterdir())),
             "becomes root": subprocess.run(["su", "-c", "id -u"], capture_output=True, text=True, check=False).stdout,
         }
     )

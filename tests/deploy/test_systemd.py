@@ -1,7 +1,7 @@
 """Four machines with a real systemd, set up line by line as docs/four-machines.md says, and then mistreated.
 
-They talk over a network with TLS and tokens. Every test leaves training running for the next one; the last ones take the
-installation away.
+They talk over a network with TLS and tokens. Every test leaves training running for the next one; the last ones take
+the installation away.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from tests.deploy.cluster import PAGE, RUN, SERVICES, UNITS, Cluster, four_machi
 from tests.deploy.machines import Machine, missing_tools, sweep
 
 HERE = Path(__file__).parent
+LEARNER = "learner"
 STOP_S = 10.0
 BAR = 0.9
 RUNTIME_UNITS = "/run/systemd/system"
@@ -30,7 +31,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         pytest.fail(f"NOT TESTED: systemd; this machine lacks {', '.join(lacks)}")
     sweep()
     with four_machines(tmp_path_factory.mktemp("systemd")) as made:
-        made.follow(numbered(made.steps))
+        steps = numbered(made.steps)
+        made.follow([step for step in steps if step.heading < "6"])
+        made.until(
+            lambda: made.updates() > 0 and made[LEARNER].run(f"ls {RUN}/staleness.jsonl", check=False), "it trains", 120
+        )
+        made.follow([step for step in steps if step.heading >= "6"])
         yield made
 
 
@@ -67,8 +73,10 @@ def test_systemctl_and_the_journal_say_how_each_service_is(cluster: Cluster) -> 
         "shoal-actor@0": " steps acknowledged",
     }
     for machine, unit in SERVICES:
-        assert f'Status: "' in cluster[machine].run(f"systemctl status --no-pager {unit}")
-        cluster.until(lambda m=machine, u=unit: says[u] in cluster.show(m, u, "StatusText"), f"{unit} says how it is", 30)
+        assert 'Status: "' in cluster[machine].run(f"systemctl status --no-pager {unit}")
+        cluster.until(
+            lambda m=machine, u=unit: says[u] in cluster.show(m, u, "StatusText"), f"{unit} says how it is", 30
+        )
         lines = cluster[machine].run(f"journalctl -u {unit} _COMM=shoal --no-pager -o cat").splitlines()
         assert lines
         facts = [json.loads(line) for line in lines]
@@ -88,7 +96,9 @@ def test_prometheus_has_the_metrics_of_all_services(cluster: Cluster) -> None:
     targets = {"replay:9401", "learner:9402", "learner:9403", "actor1:9404", "actor2:9404"}
     cluster.until(lambda: {t for t, up in cluster.query("up{job='shoal'}").items() if up} == targets, "all are up", 60)
     assert cluster.query("shoal_learner_updates_total > 0").keys() == {"learner:9402"}
-    expires = cluster.query("(min by (instance) ({__name__=~'shoal_.*_certificate_expires_timestamp_seconds'}) - time()) / 86400")
+    expires = cluster.query(
+        "(min by (instance) ({__name__=~'shoal_.*_certificate_expires_timestamp_seconds'}) - time()) / 86400"
+    )
     assert expires.keys() == targets
     assert all(360 < days < 366 for days in expires.values())
 
@@ -106,12 +116,25 @@ def test_a_caller_without_the_token_of_its_role_is_refused(cluster: Cluster) -> 
     assert "does not answer" in said
 
 
-@pytest.mark.parametrize(("machine", "unit"), [("replay", "shoal-replay@0"), ("learner", "shoal-learner"), ("actor1", "shoal-actor@0")])
+@pytest.mark.parametrize(
+    ("machine", "unit"), [("replay", "shoal-replay@0"), ("learner", "shoal-learner"), ("actor1", "shoal-actor@0")]
+)
 def test_the_sandbox_is_in_force(cluster: Cluster, machine: str, unit: str) -> None:
     box, probe = cluster[machine], unit.replace("@0", "@probe")
     was_running = probe == unit
     box.write("/opt/shoal/probe.py", (HERE / "probe.py").read_text())
-    outside = ["/", "/etc/shoal", "/opt/shoal", "/usr", "/home", "/root", "/var/log", "/sys", "/proc/sys/kernel", "/dev"]
+    outside = [
+        "/",
+        "/etc/shoal",
+        "/opt/shoal",
+        "/usr",
+        "/home",
+        "/root",
+        "/var/log",
+        "/sys",
+        "/proc/sys/kernel",
+        "/dev",
+    ]
     run = f"/opt/shoal/bin/python /opt/shoal/probe.py /var/lib/shoal {' '.join(outside)}"
     _drop_in(box, probe, f"[Service]\nType=oneshot\nWatchdogSec=0\nRestart=no\nExecStart=\nExecStart={run}")
     box.run(f"systemctl stop {probe}; systemctl start {probe}")
@@ -144,7 +167,8 @@ def test_certificates_and_tokens_are_changed_while_training_goes_on(cluster: Clu
         " scp -q pki/tokens.toml root@$machine:/etc/shoal/; done;"
         " for machine in actor1 actor2; do scp -q pki/actor.token root@$machine:/etc/shoal/; done; sleep 2;"
         f" sed -i /$(printf %s '{old}' | sha256sum | cut -c -64)/d pki/tokens.toml;"
-        " for machine in replay learner actor1 actor2; do scp -q pki/tokens.toml root@$machine:/etc/shoal/; done; sleep 2"
+        " for machine in replay learner actor1 actor2; do"
+        " scp -q pki/tokens.toml root@$machine:/etc/shoal/; done; sleep 2"
     )
     box.run(f"umask 077; echo {old} > /root/old.token")
     refused = box.run(
@@ -155,7 +179,9 @@ def test_certificates_and_tokens_are_changed_while_training_goes_on(cluster: Clu
     cluster.until(lambda: all(cluster.acknowledged(m) > n for m, n in before.items()), "actors act on", 60)
     cluster.trains_on()
     days = "(min by (instance) ({__name__=~'shoal_.*_certificate_expires_timestamp_seconds'}) - time()) / 86400"
-    cluster.until(lambda: [d < 21 for d in cluster.query(days).values()] == [True] * 5, "Prometheus sees the new ends", 60)
+    cluster.until(
+        lambda: [d < 21 for d in cluster.query(days).values()] == [True] * 5, "Prometheus sees the new ends", 60
+    )
     assert {service: cluster.pid(*service) for service in SERVICES} == pids  # nothing was restarted
 
 
@@ -163,7 +189,9 @@ def test_certificates_and_tokens_are_changed_while_training_goes_on(cluster: Clu
 def test_a_killed_service_is_restarted_and_training_goes_on(cluster: Cluster, machine: str, unit: str) -> None:
     before = cluster.pid(machine, unit)
     cluster[machine].run(f"kill -9 {before}")
-    cluster.until(lambda: cluster.pid(machine, unit) not in {"0", before} and cluster.is_up(machine, unit), "it is back")
+    cluster.until(
+        lambda: cluster.pid(machine, unit) not in {"0", before} and cluster.is_up(machine, unit), "it is back"
+    )
     cluster.trains_on()
 
 
@@ -179,7 +207,9 @@ def test_a_partition_heals(cluster: Cluster) -> None:
     pid = cluster.pid("actor1", "shoal-actor@0")
     with cluster["actor1"].unplugged():
         time.sleep(8)
-        cluster.until(lambda: "waiting for the" in cluster.show("actor1", "shoal-actor@0", "StatusText"), "it waits", 30)
+        cluster.until(
+            lambda: "waiting for the" in cluster.show("actor1", "shoal-actor@0", "StatusText"), "it waits", 30
+        )
         cluster.trains_on()  # on the other's steps
     cluster.until(lambda: cluster.acknowledged("actor1") > 0, "the actor is heard again", 60)
     before = cluster.acknowledged("actor1")
@@ -230,7 +260,9 @@ def test_two_installations_on_one_machine_do_not_meet(cluster: Cluster, tmp_path
     assert "/etc/shoal-lab/" in box.run("systemctl cat shoal-lab-replay@0")
     said = box.run("bash systemd/install.sh --uninstall --name lab --purge")
     assert "shoal-lab is removed, with its data" in said
-    assert box.run("ls -d /opt/*lab* /etc/*lab* /var/lib/*lab* /etc/systemd/system/*lab* 2>/dev/null", check=False) == ""
+    assert (
+        box.run("ls -d /opt/*lab* /etc/*lab* /var/lib/*lab* /etc/systemd/system/*lab* 2>/dev/null", check=False) == ""
+    )
     assert cluster.pid("actor2", "shoal-actor@0") == pid  # the first one did not notice
 
 

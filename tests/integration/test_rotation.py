@@ -65,9 +65,7 @@ class System:
         self.metrics = Metrics("replay", RUN_ID)
         self.metrics.certificate(security.certificate)
         self.metrics_port = self.metrics.serve(0, "replay.metrics_port", security=security)
-        servicer = ReplayServicer(
-            run_id=RUN_ID, incarnation=9, make_table=pytest.fail, log=self.log, fail=pytest.fail
-        )
+        servicer = ReplayServicer(run_id=RUN_ID, incarnation=9, make_table=pytest.fail, log=self.log, fail=pytest.fail)
         self.server = Server(
             ADDRESS, max_workers=4, option_name="x", security=security, on_rejected=self.metrics.rejected_calls()
         )
@@ -129,7 +127,7 @@ class System:
         token = (self.pki / f"{role}.token").read_text().strip()
         context = ssl.create_default_context(cafile=str(self.here / "ca.pem"))
         url = f"https://127.0.0.1:{self.metrics_port}/metrics"
-        request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})  # noqa: S310
+        request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
         with urllib.request.urlopen(request, timeout=5, context=context) as answer:  # noqa: S310
             text: str = answer.read().decode()
         return text
@@ -150,14 +148,14 @@ def test_a_new_certificate_is_shown_and_the_connection_goes_on(system: System, e
     assert system.call().run_id == RUN_ID
     assert 29 < system.days_left() < 31
     before = system.shown(system.server.port)
-    connections = _connections_to(system.server.port)
+    (connection,) = _connections_to(system.server.port)
     system.issue(days=90)
     newest = load_certificates(system.there / "machine.pem")[0].serial_number
     assert newest != before
     assert [system.shown(system.server.port), system.shown(system.metrics_port)] == [newest, newest]
     assert 89 < system.days_left() < 91
     assert system.call().run_id == RUN_ID
-    assert _connections_to(system.server.port) == connections  # that of the client is the one from before
+    assert _connections_to(system.server.port) == [connection]
     assert system.call_with(system.client()).run_id == RUN_ID
     assert system.taken("security.certificate and security.key") == 1
 
@@ -212,7 +210,7 @@ def test_calls_under_way_outlive_the_ca_that_they_began_with(system: System, eve
         thread.join(10)
     assert set(answers) == {RUN_ID}
     assert system.log.events("warning") == []
-    eventually(lambda: _connections_to(system.server.port) == 1)  # lines of earlier certificates are hung up
+    eventually(lambda: len(_connections_to(system.server.port)) == 1)  # lines of earlier certificates are hung up
 
 
 def test_a_withdrawn_token_is_refused_and_the_next_one_goes_on_where_it_was(
@@ -260,15 +258,17 @@ def test_a_token_that_was_never_known_ends_the_process_with_a_sentence(system: S
     system.copy_token("learner")
     time.sleep(1.1)
     stranger = Caller("replay", system.server.address, system.stopping, system.log, security=system.client())
+    ask = replay_pb2_grpc.ReplayServiceStub(stranger.channel).GetInfo
     with contextlib.closing(stranger), pytest.raises(TokenRefused, match="does not know the caller's token"):
-        stub = replay_pb2_grpc.ReplayServiceStub(stranger.channel)
-        stranger.call(stub.GetInfo, replay_pb2.GetReplayInfoRequest(peer=LEARNER), timeout_s=2)
+        stranger.call(ask, replay_pb2.GetReplayInfoRequest(peer=LEARNER), timeout_s=2)
 
 
-def _connections_to(port: int) -> int:
-    """Established TCP connections of this machine to `port`, as clients hold them."""
-    found = 0
-    for line in Path("/proc/net/tcp").read_text(encoding="utf-8").splitlines()[1:]:
-        fields = line.split()
-        found += int(fields[2].split(":")[1], 16) == port and fields[3] == "01"
+def _connections_to(port: int) -> List[str]:
+    """Local ends of this machine's established TCP connections to `port`."""
+    found = []
+    for table in ("tcp", "tcp6"):  # gRPC's sockets are of the second kind, whatever the address
+        for line in Path(f"/proc/net/{table}").read_text(encoding="utf-8").splitlines()[1:]:
+            _, here, there, state = line.split()[:4]
+            if int(there.split(":")[1], 16) == port and state == "01":
+                found.append(here)
     return found

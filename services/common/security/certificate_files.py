@@ -90,7 +90,9 @@ class CertificateFiles:
             try:
                 verifying.load_verify_locations(self._ca)
             except (OSError, ValueError) as error:
-                raise UserError(f"security.ca = {str(self._ca)!r} is not a certificate in PEM format: {error}") from None
+                raise UserError(
+                    f"security.ca = {str(self._ca)!r} is not a certificate in PEM format: {error}"
+                ) from None
         ends = None if self._certificate is None else expires_at(self._certificate)
         return Certificates(ca, certificate, key, ends, context)
 
@@ -100,6 +102,4 @@ class CertificateFiles:
         try:
             return file.read_bytes()
         except OSError as error:
-            raise UserError(
-                f"security.{self._option(file)} = {str(file)!r} cannot be read: {error.strerror}"
-            ) from None
+            raise UserError(f"security.{self._option(file)} = {str(file)!r} cannot be read: {error.strerror}") from None

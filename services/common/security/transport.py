@@ -35,10 +35,9 @@ class ClientSecurity:
 
     def channel(self, address: str, options: Sequence[Tuple[str, Any]]) -> grpc.Channel:
         """Open a channel to HOST:PORT; it follows replaced files without a restart."""
-        if self.certificates is None:
-            channel = grpc.insecure_channel(address, options=options)
-        else:
-            channel = RenewedChannel(address, options, self.certificates)
+        if self.certificates is None and self.token is None:
+            return grpc.insecure_channel(address, options=options)
+        channel = RenewedChannel(address, options, self.certificates)
         return grpc.intercept_channel(channel, TokenBearer(self.token)) if self.token else channel
 
 
@@ -84,9 +83,7 @@ class _ShownCertificate:
     def configuration(self) -> grpc.ServerCertificateConfiguration:
         """The certificate that is shown now, as gRPC takes it."""
         shown: Any = self._shown
-        return grpc.ssl_server_certificate_configuration(
-            [(shown.key, shown.certificate)], root_certificates=shown.ca
-        )
+        return grpc.ssl_server_certificate_configuration([(shown.key, shown.certificate)], root_certificates=shown.ca)
 
     def newer(self) -> Optional[grpc.ServerCertificateConfiguration]:
         """A replaced certificate, or None: that of the last handshake is still in force."""
@@ -112,12 +109,16 @@ def client_security(section: SecuritySection, *addresses: str, log: Optional[Log
         )
     if section.mutual:
         _check_pair(section)
-    certificates = CertificateFiles(
-        ca=Path(section.ca),
-        certificate=Path(section.certificate) if section.mutual else None,
-        key=Path(section.key) if section.mutual else None,
-        log=log,
-    ) if section.ca else None
+    certificates = (
+        CertificateFiles(
+            ca=Path(section.ca),
+            certificate=Path(section.certificate) if section.mutual else None,
+            key=Path(section.key) if section.mutual else None,
+            log=log,
+        )
+        if section.ca
+        else None
+    )
     return ClientSecurity(certificates, TokenFile(Path(token), log=log).token if token else None)
 
 
