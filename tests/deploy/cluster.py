@@ -56,7 +56,7 @@ class Cluster:
                 self.said[f"{step.heading} {name}"] = self.said.get(f"{step.heading} {name}", "") + output
 
     def _type(self, name: str, step: Step) -> str:
-        return self[name].run(f"set -eo pipefail\n{step.script}", timeout_s=600)
+        return self[name].run(f"set -eo pipefail\n{step.script}", timeout_s=900)
 
     def show(self, machine: str, unit: str, what: str) -> str:
         """A property of a unit."""
@@ -98,7 +98,7 @@ class Cluster:
             return float(json.loads(text)["success_rate"])
         return 0.0
 
-    def until(self, holds: Callable[[], Any], what: str, deadline_s: float = 60.0) -> float:
+    def until(self, holds: Callable[[], Any], what: str, deadline_s: float = 120.0) -> float:
         """Wait until something holds; returns the seconds that it took."""
         began = time.monotonic()
         while not holds():
@@ -107,11 +107,11 @@ class Cluster:
             time.sleep(0.3)
         return time.monotonic() - began
 
-    def all_up(self, deadline_s: float = 60.0) -> None:
+    def all_up(self, deadline_s: float = 120.0) -> None:
         for machine, unit in SERVICES:
             self.until(lambda m=machine, u=unit: self.is_up(m, u), f"{unit} on {machine} is up", deadline_s)
 
-    def trains_on(self, deadline_s: float = 90.0) -> None:
+    def trains_on(self, deadline_s: float = 180.0) -> None:
         """Wait until training has gone on for 100 updates from where it is, or is after its restart."""
         before = 0
 
