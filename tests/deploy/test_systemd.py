@@ -104,7 +104,10 @@ def test_prometheus_has_the_metrics_of_all_services(cluster: Cluster) -> None:
 
 
 def test_a_caller_without_the_token_of_its_role_is_refused(cluster: Cluster) -> None:
-    for token, says in (("", "set security.ca and security.token"), ("/etc/shoal/actor.token", "refuses: a token of actor")):
+    for token, says in (
+        ("", "set security.ca and security.token"),
+        ("/etc/shoal/actor.token", "refuses: a token of actor"),
+    ):
         options = f"--security.ca /etc/shoal/ca.pem --security.token '{token}'"
         assert says in cluster["actor1"].run(f"shoal replay items replay:7401 {options} 2>&1", check=False)
     script = (
