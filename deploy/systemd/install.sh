@@ -39,14 +39,18 @@ done
 
 [[ "$name" =~ ^shoal(-[a-z0-9]{1,16})?$ ]] || fail "--name takes 1 to 16 small letters and digits"
 [ "$(id -u)" = 0 ] || fail "run it as root: it makes a user, and files in /etc and /opt"
-command -v systemctl >/dev/null || fail "this machine has no systemd: start \`shoal replay\`, \`shoal learner\` and their like by hand"
+command -v systemctl >/dev/null ||
+  fail "this machine has no systemd: start \`shoal replay\`, \`shoal learner\` and their like by hand"
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 units=/etc/systemd/system
 opt="/opt/$name" etc="/etc/$name" state="/var/lib/$name" command="/usr/local/bin/$name"
 
 # A unit of this installation: the shipped one, with this installation's name in paths, units and state.
-render() { sed -e "s#/opt/shoal/#$opt/#g" -e "s#/etc/shoal/#$etc/#g" -e "s#/var/lib/shoal#$state#g" \
-  -e "s#^StateDirectory=shoal\$#StateDirectory=$name#" -e "s#^Description=shoal#Description=$name#" -e "s#shoal\\.target#$name.target#g" "$1"; }
+render() {
+  sed -e "s#/opt/shoal/#$opt/#g" -e "s#/etc/shoal/#$etc/#g" -e "s#/var/lib/shoal#$state#g" \
+    -e "s#^StateDirectory=shoal\$#StateDirectory=$name#" -e "s#^Description=shoal#Description=$name#" \
+    -e "s#shoal\\.target#$name.target#g" "$1"
+}
 unit_name() { local base; base="$(basename "$1")"; echo "$name${base#shoal}"; }
 # Its services that run. By their names and not $name-*: another installation's begin with that too.
 running() {
