@@ -58,7 +58,7 @@ class Actor:
         self._metrics.gauges_of("info", "Which actor this process is; always 1.", "actor", lambda: {self._name: 1.0})
         waits = self._metrics.waits(WAIT_REASONS)
         peer = Peer(config.run.name, experience_pb2.ROLE_ACTOR, self._name, lifecycle.incarnation)
-        security = client_security(config.security, config.learner.address, *config.replay.addresses)
+        security = client_security(config.security, config.learner.address, *config.replay.addresses, log=log)
         self.parameters = ParameterClient(
             config.learner.address,
             peer=peer,
@@ -122,7 +122,7 @@ class Actor:
 
     def _serve_metrics(self) -> int:
         host, port = self._config.metrics.host, self._config.actor.metrics_port
-        security = server_security(self._config.security, f"{host}:{port}")
+        security = server_security(self._config.security, f"{host}:{port}", log=self._log)
         self._metrics.certificate(security.certificate)
         return self._metrics.serve(port, "actor.metrics_port", host=host, security=security)
 

@@ -16,9 +16,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from services.common.call_observer import Observe
-from services.common.errors import UserError
 from services.common.metrics_server import MetricsServer
-from services.common.security.certificates import expires_at
+from services.common.security.certificate_files import CertificateFiles
 from services.common.security.transport import LISTEN_IN_THE_CLEAR, ServerSecurity
 from services.common.waits import Waits
 
@@ -27,13 +26,6 @@ Values = Mapping[str, float]  # by the value of a label
 
 REJECTIONS = ("no_token", "unknown_token", "wrong_role", "false_peer", "malformed", "slow")
 CALL_BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-
-
-def _expires(file: Path) -> float:
-    try:
-        return expires_at(file).timestamp()
-    except UserError:
-        return 0.0
 
 
 def _installed_version() -> str:
@@ -239,16 +231,19 @@ class Metrics:
 
         return observe
 
-    def certificate(self, file: Optional[Path]) -> None:
-        """Show when the certificate that the service listens with ends, read anew at each scrape."""
-        if file is not None:
-            ends: Gauge = Gauge(
-                self._prefix + "certificate_expires_timestamp_seconds",
-                "When the service's certificate ends, in seconds since 1970; 0: it cannot be read.",
-                ["run"],
-                registry=self.registry,
-            )
-            ends.labels(self._run).set_function(lambda: _expires(file))
+    def certificate(self, files: Optional[CertificateFiles]) -> None:
+        """Show when the certificate that the service listens with ends: the one in force, also after a replacement."""
+        if files is not None:
+            shown = files
+
+            def ends() -> float:
+                expires_at = shown.now().expires_at
+                return expires_at.timestamp() if expires_at else 0.0
+
+            self.gauge(
+                "certificate_expires_timestamp_seconds",
+                "When the service's certificate ends, in seconds since 1970.",
+            ).set_function(ends)
 
     def serve(
         self,

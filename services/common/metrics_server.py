@@ -85,9 +85,9 @@ class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
     allow_reuse_address = True
 
-    def __init__(self, address: Tuple[str, int], family: socket.AddressFamily, context: Any) -> None:
+    def __init__(self, address: Tuple[str, int], family: socket.AddressFamily, security: ServerSecurity) -> None:
         self.address_family = family
-        self._context = context
+        self._security = security
         self._readers = _Readers()
         super().__init__(address, _Handler)
 
@@ -115,8 +115,9 @@ class _Server(ThreadingMixIn, WSGIServer):
         key = id(request)  # which the thread keeps to its end
         try:
             request.settimeout(SLOWEST_S)
-            if self._context is not None:
-                request = self._context.wrap_socket(request, server_side=True)
+            context = self._security.ssl_context()  # that of now: a certificate may have been replaced
+            if context is not None:
+                request = context.wrap_socket(request, server_side=True)
             super().process_request_thread(request, client_address)
         except (OSError, ssl.SSLError):  # a peer that spoke something else, or went away
             self.shutdown_request(request)
@@ -150,7 +151,7 @@ class MetricsServer:
         bare = host.strip("[]")
         try:
             family, *_, address = socket.getaddrinfo(bare, port, type=socket.SOCK_STREAM)[0]
-            self._server = _Server((str(address[0]), int(address[1])), family, security.ssl_context())
+            self._server = _Server((str(address[0]), int(address[1])), family, security)
         except OSError as error:
             raise UserError(
                 f"cannot serve metrics on {host}:{port}: {error}; choose another with {option_name}"

@@ -60,7 +60,6 @@ RETRIED = (
 REFUSALS = (
     grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.INVALID_ARGUMENT,
-    grpc.StatusCode.UNAUTHENTICATED,
     grpc.StatusCode.PERMISSION_DENIED,
     grpc.StatusCode.UNIMPLEMENTED,
 )
@@ -74,6 +73,10 @@ class Stopped(Exception):
 
 class Refused(UserError):
     """The peer understood the call and will not do it; the message is its reason."""
+
+
+class TokenRefused(Refused):
+    """The peer does not know this process's token, or wants one."""
 
 
 class Unavailable(Exception):
@@ -91,6 +94,7 @@ def call_once(method: Callable[..., Response], request: Any, *, timeout_s: float
     Raises:
         Unavailable: no answer in time; the call may or may not have been carried out.
         Refused: the peer said no, or the message is too large; repeating it is of no use.
+        TokenRefused: likewise, for want of a token that the peer knows.
     """
     try:
         return method(request, timeout=timeout_s)
@@ -100,6 +104,8 @@ def call_once(method: Callable[..., Response], request: Any, *, timeout_s: float
         if code in RETRIED and not is_oversize:
             error.__traceback__ = None  # gRPC's interceptors keep the error in one of these frames: a cycle too
             raise Unavailable(f"{code.name.lower()}: {details}") from None
+        if code == grpc.StatusCode.UNAUTHENTICATED:
+            raise TokenRefused(details) from None
         if code in REFUSALS or is_oversize:
             error.__traceback__ = None
             raise Refused(details) from None
@@ -120,7 +126,8 @@ class Caller:
     """Calls of one process to one peer, repeated until they are answered or the process stops.
 
     While a call is being repeated, `waiting_for` holds a sentence and `held` is entered. A wait that lasts is a warning
-    with its reason; until then it may be that the peer is only starting.
+    with its reason; until then it may be that the peer is only starting. A token that the peer knew and knows no more
+    was withdrawn: that is waited out too, since the file of the token may be replaced at any time.
     """
 
     def __init__(
@@ -142,6 +149,7 @@ class Caller:
         self._patience_s = patience_s
         self._held = held
         self._has_warned = False
+        self._was_let_in = False
         self._rng = random.Random()  # once: it takes its seed from the system, which no call should wait for
 
     def call(self, method: Callable[..., Response], request: Any, *, timeout_s: float) -> Response:
@@ -158,22 +166,28 @@ class Caller:
             while not self._stopping.is_set():
                 try:
                     response = call_once(method, request, timeout_s=timeout_s)
+                except TokenRefused as error:
+                    if not self._was_let_in:
+                        raise
+                    reason, more = str(error), f": {error}"
                 except Unavailable as error:
-                    if not is_held:
-                        is_held = True
-                        waiting.enter_context(self._held())
-                    self._say(time.monotonic() - since, str(error))
-                    self._stopping.wait(backoff.next_s())
+                    reason, more = str(error), ""
                 else:
+                    self._was_let_in = True
                     if self.waiting_for:
                         self._log.info(f"the {self._peer} is there", waited_s=round(time.monotonic() - since, 1))
                         self.waiting_for = ""
                         self._has_warned = False
                     return response
+                if not is_held:
+                    is_held = True
+                    waiting.enter_context(self._held())
+                self._say(time.monotonic() - since, reason, more)
+                self._stopping.wait(backoff.next_s())
         raise Stopped
 
-    def _say(self, waited_s: float, reason: str) -> None:
-        was_waiting, self.waiting_for = bool(self.waiting_for), f"waiting for the {self._peer}"
+    def _say(self, waited_s: float, reason: str, more: str = "") -> None:
+        was_waiting, self.waiting_for = bool(self.waiting_for), f"waiting for the {self._peer}{more}"
         if waited_s >= self._patience_s and not self._has_warned:
             self._has_warned = True
             self._log.warning(self.waiting_for, waited_s=round(waited_s, 1), reason=reason)

@@ -94,7 +94,7 @@ def build_replay_client(
         newest=newest,
         lifecycle=lifecycle,
         log=log,
-        security=client_security(config.security, *config.replay.addresses),
+        security=client_security(config.security, *config.replay.addresses, log=log),
         waits=waits,
         is_draining=is_draining,
         is_paused=is_paused,

@@ -169,7 +169,7 @@ class Chief:
         """The server with both services, which does not answer yet, and the port of the metrics."""
         config, settings = self._config, self._config.learner
         metrics_address = f"{config.metrics.host}:{settings.metrics_port}"
-        security = server_security(config.security, settings.listens_at, metrics_address)
+        security = server_security(config.security, settings.listens_at, metrics_address, log=self._log)
         server = Server(
             settings.listens_at,
             # Waiting pushes must not keep readers of parameters out.

@@ -53,7 +53,9 @@ class Helper:
         folder = folders.helpers
         self._dumps = folders.non_finite / self._peer.name
         self._file: Optional[Path] = folder / f"{config.helper.name}.safetensors" if config.helper.name else None
-        self._security = client_security(config.security, config.helper.chief)  # a mistake in it is told at once
+        self._security = client_security(
+            config.security, config.helper.chief, log=log
+        )  # a mistake in it is told at once
         self._metrics = Metrics("helper", run_id)
         self._waits = self._metrics.waits(WAIT_REASONS)
         self._replay = build_replay_client(
@@ -66,7 +68,7 @@ class Helper:
             waits=self._waits,
         )
         self._chief: Optional[ChiefClient] = None
-        listening = server_security(config.security, f"{config.metrics.host}:{config.helper.metrics_port}")
+        listening = server_security(config.security, f"{config.metrics.host}:{config.helper.metrics_port}", log=log)
         self._metrics.certificate(listening.certificate)
         self._metrics_port = self._metrics.serve(
             config.helper.metrics_port, "helper.metrics_port", host=config.metrics.host, security=listening

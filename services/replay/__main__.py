@@ -70,7 +70,9 @@ def run(config: RunConfig, lifecycle: Lifecycle, log: Log) -> None:
         waits=waits,
         on_damaged=damaged["chunk"].inc,
     )
-    security = server_security(config.security, replay.listens_at, f"{config.metrics.host}:{replay.metrics_port}")
+    security = server_security(
+        config.security, replay.listens_at, f"{config.metrics.host}:{replay.metrics_port}", log=log
+    )
     server = Server(
         replay.listens_at,
         max_workers=MAX_WORKERS,

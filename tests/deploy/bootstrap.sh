@@ -6,7 +6,8 @@ set -euo pipefail
 cache="${SHOAL_DEPLOY_CACHE:-$HOME/.cache/shoal-deploy}"
 suite=bookworm
 packages=systemd,systemd-sysv,dbus,iproute2,python3,python3-venv,python3-pip,ca-certificates,procps,openssh-server
-root="$cache/root-$suite-1.tar"  # raise the number when the packages change
+packages+=,prometheus
+root="$cache/root-$suite-2.tar"  # raise the number when the packages change
 
 if [ ! -s "$root" ]; then
   mkdir -p "$cache"

@@ -9,6 +9,7 @@ from typing import List
 import pytest
 
 HERE = Path(__file__).parent
+TIMEOUT_S = 1500  # of one test, with the set-up before it, which may make a root file system
 
 
 def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
@@ -16,6 +17,8 @@ def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
     for item in items:
         if HERE in Path(str(item.fspath)).parents:
             item.add_marker(pytest.mark.deploy)
+            # By a signal, which lets fixtures take down what they set up; a thread would end the process.
+            item.add_marker(pytest.mark.timeout(TIMEOUT_S, method="signal"))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -44,7 +44,7 @@ def run(config: RunConfig, lifecycle: Lifecycle, log: Log) -> None:
     judge = Judge(config, lifecycle, log)
     waits.watch("env", judge.waited)
     peer = Peer(config.run.name, experience_pb2.ROLE_EVALUATOR, "evaluator", lifecycle.incarnation)
-    security = client_security(config.security, config.learner.address)
+    security = client_security(config.security, config.learner.address, log=log)
     parameters = ParameterClient(
         config.learner.address,
         peer=peer,
@@ -159,7 +159,7 @@ class Reporter:
         )
         self._version = self._metrics.gauge("evaluated_version", "Version that was judged last.")
         host, wanted = config.metrics.host, config.evaluator.metrics_port
-        listening = server_security(config.security, f"{host}:{wanted}")
+        listening = server_security(config.security, f"{host}:{wanted}", log=log)
         self._metrics.certificate(listening.certificate)
         port = self._metrics.serve(wanted, "evaluator.metrics_port", host=host, security=listening)
         log.info("evaluator is ready", metrics_port=port)

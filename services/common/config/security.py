@@ -17,8 +17,9 @@ class SecuritySection(Section):
     mutual: bool = False
     """Whether services ask callers for a certificate too (mTLS); callers then show `certificate`."""
     token: str = ""
-    """File of this process's own token. Empty: systemd's credential `shoal-token`, where there is one."""
+    """File of this process's own token; with a `-` before it, it may be missing or empty: then there is none. Not set:
+    systemd's credential `shoal-token`, where there is one."""
     tokens: str = ""
-    """File of the tokens that a service accepts. Empty: systemd's credential `shoal-tokens`, where there is one."""
+    """File of the tokens that a service accepts; likewise. Not set: systemd's credential `shoal-tokens`."""
     insecure: bool = False
     """Whether to listen and call beyond the machine without TLS and tokens."""

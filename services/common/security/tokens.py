@@ -8,12 +8,13 @@ import os
 import secrets
 import stat
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Callable, Dict, List, Optional, Tuple
 
 from services.common.errors import UserError
+from services.common.log import Log
+from services.common.security.renewed import Renewed
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -22,7 +23,6 @@ else:
 
 ROLES = ("actor", "learner", "evaluator", "operator", "monitor")
 PREFIX = "shoal-"  # lets scanners for leaked secrets know one
-RECHECK_S = 1.0  # a file that was replaced is noticed within this
 OTHERS = stat.S_IROTH | stat.S_IWOTH
 DIGEST_LENGTH = 64  # hex digits
 
@@ -37,109 +37,76 @@ def digest_of(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
-class _Watched:
-    """A small file that is read again when it was replaced: secrets are changed without a restart."""
-
-    def __init__(self, file: Path, option_name: str, clock: Callable[[], float]) -> None:
-        self._file = file
-        self._option_name = option_name
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._seen: Optional[Tuple[int, int, int]] = None
-        self._checked_at = 0.0
-
-    def text(self) -> Optional[str]:
-        """What the file holds, if that may have changed since the last call; None if not.
-
-        Raises:
-            UserError: it cannot be read, or others may read it.
-        """
-        with self._lock:
-            if self._seen is not None and self._clock() - self._checked_at < RECHECK_S:
-                return None
-            self._checked_at = self._clock()
-            try:
-                found = self._file.stat()
-                state = (found.st_ino, found.st_mtime_ns, found.st_size)
-                if state == self._seen:
-                    return None
-                text = self._file.read_text(encoding="utf-8")
-            except (OSError, UnicodeDecodeError) as error:
-                raise UserError(f"{self._option_name} = {str(self._file)!r} cannot be read: {error}") from None
-            if os.name == "posix" and found.st_mode & OTHERS:
-                raise UserError(
-                    f"{self._option_name} = {str(self._file)!r} can be read or changed by every user of this machine: "
-                    f"run `chmod o-rw {self._file}`"
-                )
-            self._seen = state
-            return text
-
-
 class TokenFile:
     """A client's own token, read anew when the file was replaced."""
 
-    def __init__(self, file: Path, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, file: Path, clock: Callable[[], float] = time.monotonic, log: Optional[Log] = None) -> None:
         """Read it.
 
         Raises:
             UserError: it cannot be read, others may read it, or it holds no token.
         """
-        self._watched = _Watched(file, "security.token", clock)
-        self._file = file
-        self._token = ""
-        self._take(self._watched.text() or "")
+
+        def read() -> str:
+            token = _read_secret(file, "security.token").strip()
+            if not token or len(token.split()) != 1 or not token.isascii():
+                raise UserError(f"security.token = {str(file)!r} holds no token; `shoal certs init` makes some")
+            return token
+
+        self._token = Renewed([file], read, name="security.token", clock=clock, log=log)
 
     def token(self) -> str:
         """The token that counts now; the last good one while the file cannot be read."""
-        try:
-            text = self._watched.text()
-            if text is not None:
-                self._take(text)
-        except UserError:
-            pass
-        return self._token
-
-    def _take(self, text: str) -> None:
-        token = text.strip()
-        if not token or len(token.split()) != 1 or not token.isascii():
-            raise UserError(f"security.token = {str(self._file)!r} holds no token; `shoal certs init` makes some")
-        self._token = token
+        return self._token.value()
 
 
 class TokenBook:
     """The tokens that a server accepts, by role; read anew when the file was replaced."""
 
-    def __init__(self, file: Path, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, file: Path, clock: Callable[[], float] = time.monotonic, log: Optional[Log] = None) -> None:
         """Read it.
 
         Raises:
             UserError: it cannot be read, others may read it, or it is no such file.
         """
-        self._watched = _Watched(file, "security.tokens", clock)
-        self._file = file
-        self._digests: List[Tuple[str, str]] = []  # (role, digest)
-        self.problem = ""  # why the present file is not in force, one sentence
-        self._digests = parse_book(self._watched.text() or "", file)
+
+        def read() -> List[Tuple[str, str]]:
+            return parse_book(_read_secret(file, "security.tokens"), file)
+
+        self._digests = Renewed([file], read, name="security.tokens", clock=clock, log=log)
+
+    @property
+    def problem(self) -> str:
+        """Why the present file is not in force, one sentence; empty where it is."""
+        return self._digests.problem
 
     def role_of(self, token: str) -> Optional[str]:
         """The role of a token, or None. Takes as long for a wrong token as for a right one."""
-        self._refresh()
         presented = digest_of(token)
         found: Optional[str] = None
-        for role, digest in self._digests:
+        for role, digest in self._digests.value():
             if hmac.compare_digest(presented, digest):
                 found = role
         return found
 
-    def _refresh(self) -> None:
-        """Take a replaced file; one that is wrong leaves the last good one in force, and says so in `problem`."""
-        try:
-            text = self._watched.text()
-            if text is not None:
-                self._digests = parse_book(text, self._file)
-                self.problem = ""
-        except UserError as error:
-            self.problem = str(error)
+
+def _read_secret(file: Path, option_name: str) -> str:
+    """The text of a file that not every user of the machine may read.
+
+    Raises:
+        UserError: it cannot be read, or others may read it.
+    """
+    try:
+        mode = file.stat().st_mode
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{option_name} = {str(file)!r} cannot be read: {error}") from None
+    if os.name == "posix" and mode & OTHERS:
+        raise UserError(
+            f"{option_name} = {str(file)!r} can be read or changed by every user of this machine: "
+            f"run `chmod o-rw {file}`"
+        )
+    return text
 
 
 def parse_book(text: str, file: Path) -> List[Tuple[str, str]]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import ssl
-import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, List, Optional, Sequence, Tuple
 
@@ -15,30 +14,30 @@ import grpc
 from services.common.config.security import SecuritySection
 from services.common.config.values import is_loopback
 from services.common.errors import UserError
+from services.common.log import Log
+from services.common.security.certificate_files import CertificateFiles
 from services.common.security.guard import Guard, TokenBearer
+from services.common.security.renewed_channel import RenewedChannel
 from services.common.security.tokens import TokenBook, TokenFile
 
 CREDENTIALS_DIRECTORY = "CREDENTIALS_DIRECTORY"  # systemd: a folder that the unit's process alone can read
 TOKEN_CREDENTIAL = "shoal-token"  # noqa: S105 (the name of a file)
 TOKENS_CREDENTIAL = "shoal-tokens"
+OPTIONAL = "-"  # before a file that need not be there, as systemd writes it
 
 
 @dataclass(frozen=True)
 class ClientSecurity:
     """What a process calls others with; the default calls in the clear, which is for loopback."""
 
-    ca: Optional[bytes] = None  # PEM; None: no TLS
-    certificate: Optional[bytes] = None  # PEM chain and key, where servers ask for them
-    key: Optional[bytes] = field(default=None, repr=False)  # never in a log, nor in a traceback's values
+    certificates: Optional[CertificateFiles] = None  # CA, and where servers ask for it a pair; None: no TLS
     token: Optional[Callable[[], str]] = None
 
     def channel(self, address: str, options: Sequence[Tuple[str, Any]]) -> grpc.Channel:
-        """Open a channel to HOST:PORT."""
-        if self.ca is None:
-            channel = grpc.insecure_channel(address, options=options)
-        else:
-            credentials = grpc.ssl_channel_credentials(self.ca, self.key, self.certificate)
-            channel = grpc.secure_channel(address, credentials, options=options)
+        """Open a channel to HOST:PORT; it follows replaced files without a restart."""
+        if self.certificates is None and self.token is None:
+            return grpc.insecure_channel(address, options=options)
+        channel = RenewedChannel(address, options, self.certificates)
         return grpc.intercept_channel(channel, TokenBearer(self.token)) if self.token else channel
 
 
@@ -46,19 +45,18 @@ class ClientSecurity:
 class ServerSecurity:
     """What a process listens with; the default listens in the clear, which is for loopback."""
 
-    certificate: Optional[Path] = None  # PEM files; None: no TLS
-    key: Optional[Path] = None
-    client_ca: Optional[Path] = None  # of clients' certificates; None: they need none
+    certificate: Optional[CertificateFiles] = None  # with its key, and clients' CA where they show one; None: no TLS
+    is_mutual: bool = False  # whether clients show a certificate
     book: Optional[TokenBook] = None
 
     def credentials(self) -> Optional[grpc.ServerCredentials]:
-        """Credentials of gRPC, which follow a replaced certificate without a restart; None: in the clear."""
-        if self.certificate is None or self.key is None:
+        """Credentials of gRPC, which follow replaced files without a restart; None: in the clear."""
+        if self.certificate is None:
             return None
-        pair = _CertificatePair(self.certificate, self.key, self.client_ca)
-        newer: Any = pair.newer  # may return None, which gRPC's types do not know
+        shown = _ShownCertificate(self.certificate)
+        newer: Any = shown.newer  # may return None, which gRPC's types do not know
         return grpc.dynamic_ssl_server_credentials(
-            pair.configuration(), newer, require_client_authentication=self.client_ca is not None
+            shown.configuration(), newer, require_client_authentication=self.is_mutual
         )
 
     def interceptors(self, on_rejected: Callable[[str], None]) -> List[Any]:
@@ -66,16 +64,8 @@ class ServerSecurity:
         return [Guard(self.book, on_rejected)] if self.book else []
 
     def ssl_context(self) -> Optional[ssl.SSLContext]:
-        """For the metrics endpoint; None: in the clear."""
-        if self.certificate is None or self.key is None:
-            return None
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.load_cert_chain(self.certificate, self.key)
-        if self.client_ca is not None:
-            context.verify_mode = ssl.CERT_REQUIRED
-            context.load_verify_locations(self.client_ca)
-        return context
+        """For the metrics endpoint's next connection; None: in the clear."""
+        return self.certificate.now().context if self.certificate is not None else None
 
 
 # What tests, benchmarks and `shoal up` on one machine use; `client_security` and `server_security` see to the rest.
@@ -83,42 +73,29 @@ CALL_IN_THE_CLEAR = ClientSecurity()
 LISTEN_IN_THE_CLEAR = ServerSecurity()
 
 
-class _CertificatePair:
-    """A certificate and its key on disk; both are replaced together, by renaming."""
+class _ShownCertificate:
+    """What gRPC asks at each handshake."""
 
-    def __init__(self, certificate: Path, key: Path, client_ca: Optional[Path]) -> None:
-        self._files = [file for file in (certificate, key, client_ca) if file is not None]
-        self._certificate, self._key, self._client_ca = certificate, key, client_ca
-        self._lock = threading.Lock()
-        self._seen = self._state()
+    def __init__(self, files: CertificateFiles) -> None:
+        self._files = files
+        self._shown = files.now()
 
     def configuration(self) -> grpc.ServerCertificateConfiguration:
-        """What the files hold."""
-        ca = self._client_ca.read_bytes() if self._client_ca else None
-        chain = [(self._key.read_bytes(), self._certificate.read_bytes())]
-        return grpc.ssl_server_certificate_configuration(chain, root_certificates=ca)
+        """The certificate that is shown now, as gRPC takes it."""
+        shown: Any = self._shown
+        return grpc.ssl_server_certificate_configuration([(shown.key, shown.certificate)], root_certificates=shown.ca)
 
     def newer(self) -> Optional[grpc.ServerCertificateConfiguration]:
-        """A replaced certificate; asked at each handshake."""
-        with self._lock:
-            try:
-                state = self._state()
-                if state == self._seen:
-                    return None
-                context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-                context.load_cert_chain(self._certificate, self._key)  # half of a replacement would lock everybody out
-                configuration = self.configuration()
-            except (OSError, ssl.SSLError):
-                return None
-            self._seen = state
-            return configuration
-
-    def _state(self) -> List[Tuple[int, int]]:
-        return [(file.stat().st_ino, file.stat().st_mtime_ns) for file in self._files]
+        """A replaced certificate, or None: that of the last handshake is still in force."""
+        newest = self._files.now()
+        if newest is self._shown:
+            return None
+        self._shown = newest
+        return self.configuration()
 
 
-def client_security(section: SecuritySection, *addresses: str) -> ClientSecurity:
-    """What to call `addresses` with.
+def client_security(section: SecuritySection, *addresses: str, log: Optional[Log] = None) -> ClientSecurity:
+    """What to call `addresses` with; where files are replaced later on, `log` is told.
 
     Raises:
         UserError: a file cannot be used, or one of the addresses lies beyond the machine and TLS or token is missing.
@@ -130,22 +107,28 @@ def client_security(section: SecuritySection, *addresses: str) -> ClientSecurity
             f"{beyond} is beyond this machine: set security.ca and security.token (`shoal certs init` makes both), or "
             "say --security.insecure true to send everything in the clear"
         )
-    certificate = key = None
     if section.mutual:
         _check_pair(section)
-        certificate, key = _read(section.certificate, "certificate"), _read(section.key, "key")
-    return ClientSecurity(
-        ca=_read(section.ca, "ca") if section.ca else None,
-        certificate=certificate,
-        key=key,
-        token=TokenFile(Path(token)).token if token else None,
+    certificates = (
+        CertificateFiles(
+            ca=Path(section.ca),
+            certificate=Path(section.certificate) if section.mutual else None,
+            key=Path(section.key) if section.mutual else None,
+            log=log,
+        )
+        if section.ca
+        else None
     )
+    return ClientSecurity(certificates, TokenFile(Path(token), log=log).token if token else None)
 
 
 def server_security(
-    section: SecuritySection, *addresses: str, clock: Callable[[], float] = time.monotonic
+    section: SecuritySection,
+    *addresses: str,
+    clock: Callable[[], float] = time.monotonic,
+    log: Optional[Log] = None,
 ) -> ServerSecurity:
-    """What to listen with on `addresses`.
+    """What to listen with on `addresses`; where files are replaced later on, `log` is told.
 
     Raises:
         UserError: a file cannot be used, or one of the addresses can be reached from other machines and TLS or tokens
@@ -160,40 +143,34 @@ def server_security(
         )
     if section.mutual and not section.ca:
         raise UserError("security.mutual asks for clients' certificates: set security.ca to the CA that signed them")
+    certificate = None
     if section.certificate or section.key:
         _check_pair(section)
-    return ServerSecurity(
-        certificate=Path(section.certificate) if section.certificate else None,
-        key=Path(section.key) if section.key else None,
-        client_ca=Path(section.ca) if section.mutual else None,
-        book=TokenBook(Path(tokens), clock) if tokens else None,
-    )
+        certificate = CertificateFiles(
+            ca=Path(section.ca) if section.mutual else None,
+            certificate=Path(section.certificate),
+            key=Path(section.key),
+            recheck_s=0,  # handshakes are few
+            log=log,
+        )
+    return ServerSecurity(certificate, section.mutual, TokenBook(Path(tokens), clock, log) if tokens else None)
 
 
 def _credential(file: str, name: str) -> str:
-    """The file that was set, or systemd's credential of that name, or none."""
+    """The file that was set, or systemd's credential of that name, or none.
+
+    A file behind a leading `-` may be missing or empty: it holds a place.
+    """
+    if file.startswith(OPTIONAL):
+        return _if_filled(Path(file[len(OPTIONAL) :]))
     folder = os.environ.get(CREDENTIALS_DIRECTORY)
-    if file or not folder:
-        return file
-    found = Path(folder) / name
-    return str(found) if found.exists() and found.stat().st_size else ""  # an empty one holds a place
+    return file if file or not folder else _if_filled(Path(folder) / name)
 
 
-def _read(file: str, option: str) -> bytes:
-    try:
-        return Path(file).read_bytes()
-    except OSError as error:
-        raise UserError(f"security.{option} = {file!r} cannot be read: {error.strerror}") from None
+def _if_filled(file: Path) -> str:
+    return str(file) if file.exists() and file.stat().st_size else ""
 
 
 def _check_pair(section: SecuritySection) -> None:
     if not (section.certificate and section.key):
         raise UserError("security.certificate and security.key belong together: set both")
-    _read(section.certificate, "certificate"), _read(section.key, "key")
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(section.certificate, section.key)
-    except (ssl.SSLError, ValueError) as error:
-        raise UserError(
-            f"security.certificate = {section.certificate!r} and security.key = {section.key!r} are not a certificate "
-            f"and its key: {error}"
-        ) from None

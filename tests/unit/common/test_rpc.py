@@ -181,6 +181,24 @@ def test_a_deadline_is_unavailable(serve: Serve) -> None:
         release.set()
 
 
+def test_a_token_that_was_known_and_is_no_more_is_waited_out(serve: Serve, caller: Any, eventually: Eventually) -> None:
+    refuse_it, answers = _abort(grpc.StatusCode.UNAUTHENTICATED), []
+    replay = Replay(lambda _context: None)
+    address = serve(replay_pb2_grpc.add_ReplayServiceServicer_to_server, replay)
+    client = caller(address)
+    ask = replay_pb2_grpc.ReplayServiceStub(client.channel).GetInfo
+    client.call(ask, INFO, timeout_s=5)
+    replay.answer = refuse_it
+    asking = threading.Thread(target=lambda: answers.append(client.call(ask, INFO, timeout_s=5)))
+    asking.start()
+    eventually(lambda: client.waiting_for)
+    assert client.waiting_for == f"waiting for the replay at {address}: said UNAUTHENTICATED"
+    replay.answer = lambda _context: None
+    asking.join(10)
+    assert [answer.run_id for answer in answers] == ["here"]
+    assert client.waiting_for == ""
+
+
 @pytest.mark.parametrize(
     "code",
     [

@@ -168,12 +168,12 @@ def test_without_a_token_or_with_a_wrong_one_nothing_is_answered(
 ) -> None:
     known = client_security(section(), address)
     with pytest.raises(Refused, match=r"asks for a token: set security\.token"):
-        _call(address, ClientSecurity(ca=known.ca))
+        _call(address, ClientSecurity(known.certificates))
     for token in ("shoal-actor-guess", "", "x" * 5000):
         with pytest.raises(Refused, match="does not know the caller's token"):
-            _call(address, ClientSecurity(ca=known.ca, token=lambda token=token: token))
+            _call(address, ClientSecurity(known.certificates, token=lambda token=token: token))
     assert rejected == {"no_token": 1, "unknown_token": 3}
-    with connect(address, ClientSecurity(ca=known.ca)) as channel:  # another scheme than Bearer
+    with connect(address, ClientSecurity(known.certificates)) as channel:  # another scheme than Bearer
         call = replay_pb2_grpc.ReplayServiceStub(channel).GetInfo
         with pytest.raises(grpc.RpcError):
             call(_info(), timeout=5, metadata=[(AUTHORIZATION, "Basic c2hvYWw6eA==")])
@@ -181,7 +181,7 @@ def test_without_a_token_or_with_a_wrong_one_nothing_is_answered(
 
 
 def test_health_is_answered_without_a_token(address: str, section: MakeSection, rejected: Counter) -> None:
-    with connect(address, ClientSecurity(ca=client_security(section(), address).ca)) as channel:
+    with connect(address, ClientSecurity(client_security(section(), address).certificates)) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         answer = call_once(stub.Check, health_pb2.HealthCheckRequest(), timeout_s=5)
     assert answer.status == health_pb2.HealthCheckResponse.SERVING

@@ -8,8 +8,8 @@ import pytest
 
 from services.cli import certs_command
 from services.common.errors import UserError
+from services.common.security.renewed import RECHECK_S
 from services.common.security.tokens import (
-    RECHECK_S,
     ROLES,
     TokenBook,
     TokenFile,

@@ -14,7 +14,7 @@ HERE, BEYOND = "127.0.0.1:7401", "10.0.0.1:7401"
 
 def test_on_loopback_nothing_is_asked_for() -> None:
     nothing = SecuritySection()
-    assert client_security(nothing, HERE, "localhost:1").ca is None
+    assert client_security(nothing, HERE, "localhost:1").certificates is None
     made = server_security(nothing, HERE, "[::1]:2")
     assert (made.credentials(), made.book, made.ssl_context()) == (None, None, None)
 
@@ -70,3 +70,21 @@ def test_systemds_credentials_stand_in_for_files_that_are_not_named(
     named = client_security(section("actor"), BEYOND).token
     assert named is not None
     assert book.role_of(named()) == "actor"
+
+
+def test_a_file_behind_a_dash_may_hold_a_place(section: MakeSection, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").touch(0o640)
+    for place in (tmp_path / "empty", tmp_path / "none"):
+        assert client_security(section(token=f"-{place}"), HERE).token is None
+        assert server_security(section(tokens=f"-{place}"), HERE).book is None
+        with pytest.raises(UserError, match="is beyond this machine"):
+            client_security(section(token=f"-{place}"), BEYOND)
+        with pytest.raises(UserError, match="is open to other machines"):
+            server_security(section(tokens=f"-{place}"), BEYOND)
+    token = client_security(section(token=f"-{folder / 'actor.token'}"), BEYOND).token
+    book = server_security(section(tokens=f"-{folder / 'tokens.toml'}"), BEYOND).book
+    assert token is not None
+    assert book is not None
+    assert book.role_of(token()) == "actor"
+    with pytest.raises(UserError, match="holds no token"):  # without a dash, an empty file is a mistake
+        client_security(section(token=str(tmp_path / "empty")), BEYOND)
