@@ -20,7 +20,7 @@ grep -oE '"setuptools[^"]*"' pyproject.toml | head -n 1 | tr -d '"' > "$aside/bu
 
 lock() {  # name of the image, what to lock
   local name="$1"; shift
-  "$venv/bin/uv" pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade --no-annotate \
+  "$venv/bin/uv" pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade --no-annotate --no-emit-package torch \
     --custom-compile-command "make lock" --override "$aside/without-torch.txt" \
     --output-file "$folder/image-$name.txt" "$@"
   echo "$folder/image-$name.txt: $(grep -c '==' "$folder/image-$name.txt") packages"

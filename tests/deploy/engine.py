@@ -22,7 +22,18 @@ from typing_extensions import Self
 
 from tests.deploy.machines import CommandFailed
 
-TOOLS = ("docker", "dockerd", "containerd", "iptables", "ip", "nsenter", "setpriv", "mmdebstrap", "prometheus", "promtool")
+TOOLS = (
+    "docker",
+    "dockerd",
+    "containerd",
+    "iptables",
+    "ip",
+    "nsenter",
+    "setpriv",
+    "mmdebstrap",
+    "prometheus",
+    "promtool",
+)
 PACKAGES = "docker.io iptables iproute2 util-linux mmdebstrap prometheus"  # of Debian, which bring the tools
 BRIDGE = "172.30.77.1"  # of the default network, in the engine's namespace: images are built in it
 START_S = 60.0
@@ -81,7 +92,9 @@ class Engine:
         self._daemon: Optional[subprocess.Popen[bytes]] = None
         self._helpers: List[subprocess.Popen[bytes]] = []
         self.environment: Dict[str, str] = {
-            **{name: value for name, value in os.environ.items() if not name.startswith(("DOCKER", "COMPOSE", "SHOAL"))},
+            **{
+                name: value for name, value in os.environ.items() if not name.startswith(("DOCKER", "COMPOSE", "SHOAL"))
+            },
             "DOCKER_HOST": f"unix://{folder / 'docker.sock'}",
             "DOCKER_CONFIG": str(self._config),
             "DOCKER_BUILDKIT": "0",
@@ -172,7 +185,7 @@ class Engine:
 
     def fetch(self, url: str) -> str:
         """What a browser on the box would get."""
-        script = "import sys, urllib.request; sys.stdout.write(urllib.request.urlopen(sys.argv[1], timeout=5).read().decode())"
+        script = "import sys, urllib.request as r; print(r.urlopen(sys.argv[1], timeout=5).read().decode())"
         return run(*self._inside(sys.executable, "-c", script, url))
 
     def _inside(self, *command: str) -> List[str]:
@@ -241,9 +254,7 @@ class Project:
         return self("logs", "--no-color", "--tail", str(tail), service, check=False)
 
 
-def run(
-    *command: str, env: Optional[Mapping[str, str]] = None, check: bool = True, timeout_s: float = 60.0
-) -> str:
+def run(*command: str, env: Optional[Mapping[str, str]] = None, check: bool = True, timeout_s: float = 60.0) -> str:
     """Run a command; returns its output, and with it what it complained of if it may fail (`check`)."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=env, check=False)
     said = done.stdout + done.stderr

@@ -1,7 +1,7 @@
 """Images that stand in for official ones, where there is no registry, and the wheels that images are built from.
 
-Each has the name, the paths and the user of the image that it stands for, so that deploy/ is used unchanged. Grafana's is
-no Grafana: it looks whether what Grafana needs is there.
+Each has the name, the paths and the user of the image that it stands for, so that deploy/ is used unchanged. Grafana's
+is no Grafana: it looks whether what Grafana needs is there.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def make(engine: Engine, root_tar: Path, folder: Path, *, prometheus: str, grafa
     """
     engine.docker("import", str(root_tar), DEBIAN, timeout_s=300)
     address = engine.serve(locked_wheels(), PORT)
-    pip = f"[global]\nno-index = true\nfind-links = {address}\ntrusted-host = {BRIDGE}\ndisable-pip-version-check = true\n"
+    pip = f"[global]\nno-index = true\nfind-links = {address}\ntrusted-host = {BRIDGE}\n"
     for tag, dockerfile, files in (
         ("python:3.11-slim", PYTHON, {"pip.conf": pip}),
         (f"prom/prometheus:{prometheus}", PROMETHEUS, {}),

@@ -68,7 +68,9 @@ class Box:
 
     def why_not(self) -> str:
         """What the services say, for a failed test."""
-        said = [f"--- {service}: {self.project.state(service)}\n{self.project.logs(service, 12)}" for service in SERVICES]
+        said = [
+            f"--- {service}: {self.project.state(service)}\n{self.project.logs(service, 12)}" for service in SERVICES
+        ]
         return "\n".join(said)
 
     def targets(self) -> Dict[str, List[str]]:
@@ -135,7 +137,9 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
 
 
 def test_the_box_is_healthy_and_trains_over_tls(box: Box) -> None:
-    assert {service: set(box.project.state(service)) for service in SERVICES} == dict.fromkeys(SERVICES, {"healthy"})
+    assert {service: set(box.project.state(service)) for service in SERVICES} == {
+        name: {"healthy"} for name in SERVICES
+    }
     assert box.project.state("keys") == ["exited 0"]
     box.trains_on()
     assert box.audit_holds()
@@ -181,7 +185,9 @@ def test_each_service_sees_its_own_secrets_alone_and_nobody_tells_them(box: Box)
     tokens = {name: (volume / "token").read_text().strip() for name, volume in volumes.items()}
     assert len(set(tokens.values())) == 4
     for service in ("learner", "evaluator", "actor"):
-        seen = box.project("exec", "-T", service, "sh", "-c", "cat /pki/* /var/lib/shoal/keys/*/* 2>/dev/null", check=False)
+        seen = box.project(
+            "exec", "-T", service, "sh", "-c", "cat /pki/* /var/lib/shoal/keys/*/* 2>/dev/null", check=False
+        )
         assert [name for name, token in tokens.items() if token in seen] == [service]
     grafana = (box.engine.volume("shoal_keys-grafana") / "password").read_text()
     monitor = (box.engine.volume("shoal_keys-prometheus") / "token").read_text().strip()
@@ -196,11 +202,15 @@ def image(name: str) -> str:
     return f"shoal/{name}:{setting('SHOAL_VERSION')}"
 
 
-def test_images_are_labelled_small_and_hold_no_more_than_they_need(box: Box, capsys: pytest.CaptureFixture[str]) -> None:
+def test_images_are_labelled_small_and_hold_no_more_than_they_need(
+    box: Box, capsys: pytest.CaptureFixture[str]
+) -> None:
     base = int(box.engine.inspect("python:3.11-slim")["Size"])
     sizes = {name: int(box.engine.inspect(image(name))["Size"]) - base for name in OWN_IMAGES}
     with capsys.disabled():
-        print("\nimages beyond their base: " + ", ".join(f"{name} {size / 1e6:,.0f} MB" for name, size in sizes.items()))
+        print(
+            "\nimages beyond their base: " + ", ".join(f"{name} {size / 1e6:,.0f} MB" for name, size in sizes.items())
+        )
     for name in OWN_IMAGES:
         facts = box.engine.inspect(image(name))["Config"]
         assert facts["User"] == "shoal"
@@ -209,7 +219,9 @@ def test_images_are_labelled_small_and_hold_no_more_than_they_need(box: Box, cap
         assert labels["version"] == setting("SHOAL_VERSION")
         find = "import importlib.util as u; print([m for m in ('torch', 'mujoco', 'services') if u.find_spec(m)])"
         has = box.engine.docker("run", "--rm", "--network", "none", "--entrypoint", "python", image(name), "-c", find)
-        assert has.strip() == str({"replay": ["services"], "actor": ["mujoco", "services"]}.get(name, ["torch", "services"]))
+        assert has.strip() == str(
+            {"replay": ["services"], "actor": ["mujoco", "services"]}.get(name, ["torch", "services"])
+        )
     assert sizes["replay"] < 300e6
     assert sizes["actor"] < 600e6
 
@@ -290,7 +302,9 @@ def test_a_run_goes_on_with_its_data_after_down_and_up(box: Box) -> None:
     assert resumed_at >= before
     box.trains_on()
     # What Prometheus saw before is still there.
-    box.until(lambda: 0 < box.query("min(min_over_time(shoal_learner_updates[1h]))") < resumed_at, "history is kept", 30)
+    box.until(
+        lambda: 0 < box.query("min(min_over_time(shoal_learner_updates[1h]))") < resumed_at, "history is kept", 30
+    )
 
 
 def test_a_finished_run_stays_finished_and_is_reported(box: Box) -> None:
