@@ -81,9 +81,8 @@ def test_variables_of_containers_are_keys_of_the_run_file() -> None:
 
 def test_prometheus_scrapes_the_ports_that_services_serve() -> None:
     served = dict(re.findall(r"SHOAL_(\w+)__METRICS_PORT: (\d+)", COMPOSE))
-    scraped = re.findall(
-        r"names: \[(\w+)\], type: A, port: (\d+)", (DEPLOY / "prometheus" / "prometheus.yml").read_text()
-    )
+    page = (DEPLOY / "prometheus" / "prometheus.yml").read_text(encoding="utf-8")
+    scraped = re.findall(r"server_name: (\w+) }\n.*?(?:\w+:|port: )(9\d{3})", page)
     assert dict(scraped) == {name.lower(): port for name, port in served.items()}
     assert len(scraped) == 4
 
