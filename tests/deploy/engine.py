@@ -149,7 +149,8 @@ class Engine:
                 self._daemon.kill()
                 self._daemon.wait(STOP_S)
         _kill(self._own_processes())
-        self._unmount()
+        for mount in self._mounts():
+            run("umount", "-l", mount, check=False)
         run("ip", "netns", "del", self.namespace, check=False)
         for hierarchy in Path("/sys/fs/cgroup").glob(f"*{self._cgroup}"):
             for group in sorted([hierarchy, *(path for path in hierarchy.rglob("*") if path.is_dir())], reverse=True):
@@ -205,10 +206,17 @@ class Engine:
                     found.add(int(process.name))
         return sorted(found - {os.getpid(), 0})
 
-    def _unmount(self) -> None:
+    def leftovers(self) -> List[str]:
+        """What the engine left behind on the host; nothing, once it has ended."""
+        names = run("ip", "netns", "list").split()
+        left = [f"the namespace {self.namespace}"] if self.namespace in names else []
+        left += [f"the mount {mount}" for mount in self._mounts()]
+        left += [f"the process {process}" for process in self._own_processes()]
+        return left + ([f"the folder {self.folder}"] if self.folder.exists() else [])
+
+    def _mounts(self) -> List[str]:
         mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
-        for mount in sorted((mount for mount in mounts if mount.startswith(f"{self.folder}/")), reverse=True):
-            run("umount", "-l", mount, check=False)
+        return sorted((mount for mount in mounts if mount.startswith(f"{self.folder}/")), reverse=True)
 
 
 class Project:
