@@ -83,10 +83,10 @@ class Engine:
         """Prepare.
 
         Args:
-            folder: for the engine's data; its name's end names the namespace. Removed at the end.
+            folder: for the engine's data; removed at the end.
         """
         self.folder = folder
-        self.namespace = f"docker-{folder.name[-7:]}"
+        self.namespace = f"docker-{os.getpid()}"
         self._cgroup = f"/{self.namespace}"
         self._config = folder / "config"
         self._daemon: Optional[subprocess.Popen[bytes]] = None
