@@ -34,6 +34,14 @@ $(VENV)/.installed: pyproject.toml deploy/make/check_python.sh
 run: install  ## train the default arm on this machine; RUN_FILE=… and ARGS="--run.seed 2" choose another
 	@$(BIN)/shoal up $(RUN_FILE) $(ARGS)
 
+.PHONY: up
+up:  ## everything on this machine with docker compose, built and watched; settings: deploy/.env
+	docker compose -f deploy/compose.yaml up --build --detach --wait $(ARGS)
+
+.PHONY: down
+down:  ## stop what `make up` started; the data stay
+	docker compose -f deploy/compose.yaml --profile operator down $(ARGS)
+
 # --- tests -----------------------------------------------------------------------------------------------------------
 .PHONY: test
 test: install  ## unit and integration tests
@@ -48,7 +56,7 @@ chaos: install  ## kill, freeze, cut, fill, damage: nothing may be lost or doubl
 	$(BIN)/python -m tests.chaos $(ARGS)
 
 .PHONY: deploy-test
-deploy-test: install  ## machines with a real systemd, installed from the wheel (root; minutes)
+deploy-test: install  ## machines with a real systemd, and docker compose on a real engine (root; minutes)
 	$(BIN)/python -m pytest -m deploy tests/deploy $(ARGS)
 
 .PHONY: fuzz
@@ -114,6 +122,10 @@ dashboards-picture: install  ## draw the dashboards' queries from a live run, wi
 .PHONY: dist
 dist:  ## build dist/shoal-VERSION.tar.gz and the wheel, and try the wheel in a venv of its own
 	bash deploy/make/dist.sh "$(PYTHON)"
+
+.PHONY: lock
+lock:  ## lock what the images install, in deploy/constraints: the newest versions that fit
+	bash deploy/make/lock.sh "$(PYTHON)"
 
 # --- checks ----------------------------------------------------------------------------------------------------------
 .PHONY: check
