@@ -155,7 +155,8 @@ def four_machines(folder: Path) -> Iterator[Cluster]:
         _let_them_meet(machines)
         first = machines["replay"].root / "root"
         (first / wheel.name).write_bytes(wheel.read_bytes())
-        subprocess.run(["cp", "-r", str(CHECKOUT / "deploy" / "systemd"), str(first)], check=True)
+        copied = [str(CHECKOUT / "deploy" / name) for name in ("systemd", "prometheus")]
+        subprocess.run(["cp", "-r", *copied, str(first)], check=True)
         yield Cluster(machines, network, wheels)
 
 
