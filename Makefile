@@ -57,6 +57,7 @@ chaos: install  ## kill, freeze, cut, fill, damage: nothing may be lost or doubl
 
 .PHONY: deploy-test
 deploy-test: install  ## machines with a real systemd, and docker compose on a real engine (root; minutes)
+	@bash deploy/make/deploy_machine.sh
 	$(BIN)/python -m pytest -m deploy tests/deploy $(ARGS)
 
 .PHONY: fuzz
