@@ -29,7 +29,7 @@ from services.common.config.load import load
 from services.common.config.run import RunConfig
 from services.common.schema import Schema
 from services.learner.importance import importance_weights
-from services.replay.sampler import SamplerSettings
+from services.replay.sampler_settings import SamplerSettings
 from services.replay.table import Table, TableSettings
 
 EVALUATION_UPDATES = 100

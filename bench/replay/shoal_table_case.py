@@ -14,7 +14,7 @@ from bench.replay.shoal_case import FILL_CHUNK
 from bench.replay.shoal_server import N_STEP
 from bench.replay.workload import IMPORTANCE_EXPONENT, PRIORITY_EXPONENT, Workload
 from services.learner.importance import importance_weights
-from services.replay.sampler import SamplerSettings
+from services.replay.sampler_settings import SamplerSettings
 from services.replay.table import Table, TableSettings
 
 

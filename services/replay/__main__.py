@@ -28,7 +28,7 @@ from services.replay.quarantine_dump import QuarantineDump
 from services.replay.rate_limiter import make_limiter
 from services.replay.registration import add_to_server
 from services.replay.ring_folder import RingFolder
-from services.replay.sampler import SamplerSettings
+from services.replay.sampler_settings import SamplerSettings
 from services.replay.servicer import ReplayServicer
 from services.replay.table import Table, TableSettings
 from services.replay.waiting import REASONS

@@ -17,41 +17,14 @@ from services.replay.observation_moments import ObservationMoments
 from services.replay.priorities import MAX_PRIORITY, MIN_PRIORITY, PriorityOutcome, priority_of
 from services.replay.rate_limiter import Stock
 from services.replay.ring import Allocate, Ring, in_memory
-from services.replay.sampler import Sampler, SamplerSettings
+from services.replay.sampler import Sampler
+from services.replay.sampler_settings import SamplerSettings
+from services.replay.step_counters import StepCounters
 from services.replay.version_history import VersionHistory
 
 Keys = npt.NDArray[np.int64]
 
 HAS_FINAL, TAKEN_OUT = 8, 16  # further bits of the flags column: a final observation follows; the lane was quarantined
-
-
-@dataclass
-class StepCounters:
-    """Steps since the table was made; two equations hold after every change.
-
-    acknowledged = resident + overwritten + reset + quarantined + lost_tail
-    acknowledged = items + unripe + unripe_evicted + lost_tail + quarantined
-    """
-
-    acknowledged: int = 0
-    resident: int = 0  # in the ring, as an item or with an open window
-    overwritten: int = 0  # left the ring, as an item or with an open window
-    reset: int = 0
-    quarantined: int = 0  # never entered the ring
-    lost_tail: int = 0  # no successor was seen; whether the row is still in the ring does not matter
-    items: int = 0  # ever became an item
-    unripe: int = 0  # window still open, row in the ring
-    unripe_evicted: int = 0  # left the ring before the window was complete
-
-    def check_valid(self) -> Optional[str]:
-        """Which equation does not hold, or None."""
-        kept = self.resident + self.overwritten + self.reset + self.quarantined + self.lost_tail
-        if kept != self.acknowledged:
-            return f"{self.acknowledged} steps were acknowledged, but {kept} are accounted for: {self}"
-        started = self.items + self.unripe + self.unripe_evicted + self.lost_tail + self.quarantined
-        if started != self.acknowledged:
-            return f"{self.acknowledged} steps were acknowledged, but {started} came to something: {self}"
-        return None
 
 
 @dataclass(frozen=True)

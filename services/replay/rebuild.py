@@ -13,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from services.replay.history import History
-from services.replay.item_store import HAS_FINAL, TAKEN_OUT, ItemStore, StepCounters
+from services.replay.item_store import HAS_FINAL, TAKEN_OUT, ItemStore
 from services.replay.items import StepOutcome, Timeline, build_windows
 from services.replay.ring import Ring
+from services.replay.step_counters import StepCounters
 
 BLOCK_ROWS = 1 << 18  # rows of a timeline that are looked at together: bounds the memory
 

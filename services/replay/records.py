@@ -15,7 +15,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 import google_crc32c
 import numpy as np
 
-from services.replay.item_store import StepCounters
+from services.replay.step_counters import StepCounters
 
 HEADER = struct.Struct("<IIB3x")  # CRC32C, length, kind
 _CRC_BYTES = 4

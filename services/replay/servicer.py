@@ -27,14 +27,15 @@ from services.common.ring_layout import NONCE_FILE
 from services.common.rpc import refuse
 from services.common.schema import Schema, SchemaError
 from services.common.waits import Waits
-from services.replay.admission import InsertStatus
+from services.replay.admission import InsertStatus, TooManyPeers
 from services.replay.answers import fill_info, inspected_item, priority_result, sample_response, unproven_response
 from services.replay.chunk_log import RingBroken
 from services.replay.footprint import TableTooLarge
+from services.replay.inspection import InspectOrder
 from services.replay.priorities import PriorityOutcome
 from services.replay.quarantine_dump import QuarantineDump
 from services.replay.quarantine_log import QuarantineLog
-from services.replay.table import InspectOrder, Table, TooManyPeers
+from services.replay.table import Table
 from services.replay.table_info import InsertResult
 from services.replay.waiting import REASONS, SAMPLE_MIN_SIZE
 from shoal.v1 import experience_pb2, replay_pb2, replay_pb2_grpc
@@ -234,7 +235,7 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         if table is None:
             return replay_pb2.InspectResponse()
         if request.one:
-            item = table.item(request.key)
+            item = table.inspector.item(request.key)
             return replay_pb2.InspectResponse(items=[inspected_item(item)] if item else [])
         try:
             order = InspectOrder(request.order or replay_pb2.INSPECT_ORDER_HIGHEST_PRIORITY)
@@ -242,9 +243,10 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"there is no order of items with number {request.order}")
         max_items = min(request.max_items, MAX_INSPECTED)
         return replay_pb2.InspectResponse(
-            items=[inspected_item(item) for item in table.inspect(order, max_items, request.actor)],
+            items=[inspected_item(item) for item in table.inspector.find(order, max_items, request.actor)],
             histograms=[
-                replay_pb2.Histogram(name=h.name, edges=h.edges, counts=h.counts.tolist()) for h in table.histograms()
+                replay_pb2.Histogram(name=h.name, edges=h.edges, counts=h.counts.tolist())
+                for h in table.inspector.histograms()
             ],
         )
 

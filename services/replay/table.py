@@ -19,9 +19,8 @@ from services.common.moments import Moments
 from services.common.schema import Schema
 from services.common.waits import Waits
 from services.replay.admission import ActorRecord, Admission, InsertStatus, TooManyPeers
-from services.replay.inspection import InspectOrder, describe_item, find_items, histograms
+from services.replay.inspector import Inspector
 from services.replay.item_store import Intake, ItemStore
-from services.replay.items import StepOutcome
 from services.replay.journal import Journal, open_journal
 from services.replay.lives import Lives
 from services.replay.priorities import PriorityOutcome
@@ -32,9 +31,7 @@ from services.replay.ring import in_memory
 from services.replay.ring_folder import RingFolder
 from services.replay.snapshot import Copied, Snapshots
 from services.replay.table_info import (
-    Histogram,
     InsertResult,
-    InspectedItem,
     SampleResult,
     SampleStatus,
     TableInfo,
@@ -44,7 +41,7 @@ from services.replay.table_view import ChunkCounts, PrioritySpread, check_window
 from services.replay.version_history import VersionHistory
 from services.replay.waiting import INSERT_LIMITER, SAMPLE_LIMITER, SAMPLE_MIN_SIZE, WaitingRoom
 
-__all__ = ["InsertStatus", "InspectOrder", "SampleStatus", "Table", "TableSettings", "TooManyPeers"]
+__all__ = ["InsertStatus", "SampleStatus", "Table", "TableSettings", "TooManyPeers"]
 
 RETRY_AFTER_S = 0.5  # asked of a caller who was turned away without waiting
 
@@ -111,6 +108,7 @@ class Table:
             journal = open_journal(folder, self.store, self._admission, self._limiter, clocks)
             self._journal = journal
             self._snapshots = Snapshots(folder, self.store.ring, journal.hold, self._lock)
+        self.inspector = Inspector(self.store, self._admission, self._history, self._lock, clock)
         self._lives = Lives(self.store, self._admission, self._journal, clock, settings.max_actor_silence_s)
 
     @property
@@ -423,31 +421,6 @@ class Table:
         with self._lock:
             kept = self.store.moments
             return dict(kept.by_tensor) if kept is not None else {}
-
-    def inspect(self, order: InspectOrder, max_items: int, actor: str = "") -> List[InspectedItem]:
-        """The first `max_items` items in `order`, of one actor unless `actor` is empty."""
-        with self._lock:
-            store, names, now_s = self.store, self._admission.names, self._clock()
-            if not actor:
-                keys = find_items(store.ring, order, max_items, None)
-            elif actor in self._admission.actors:
-                keys = find_items(store.ring, order, max_items, self._admission.actors[actor].index)
-            else:
-                return []
-            return [describe_item(store, int(key), names, now_s, in_full=False) for key in keys]
-
-    def item(self, key: int) -> Optional[InspectedItem]:
-        """One item in full, or None if no resident item starts at `key`."""
-        with self._lock:
-            ring = self.store.ring
-            if not ring.oldest_key <= key < ring.committed or ring.status[key % ring.capacity] != StepOutcome.ITEM:
-                return None
-            return describe_item(self.store, key, self._admission.names, self._clock(), in_full=True)
-
-    def histograms(self) -> List[Histogram]:
-        """How the items spread by priority, age, versions behind the newest, and draws."""
-        with self._lock:
-            return histograms(self.store.ring, self._clock(), self.newest_version)
 
     def check_valid(self) -> Optional[str]:
         """What is wrong with the table, or None. Looks at every row."""

@@ -14,8 +14,8 @@ from services.common.chunk import ActorCounters
 from services.common.sick_lane import SickLane
 from services.replay.admission import InsertStatus
 from services.replay.chunk_stamps import FoundStamps
-from services.replay.item_store import StepCounters
-from services.replay.sampler import SamplerSettings
+from services.replay.sampler_settings import SamplerSettings
+from services.replay.step_counters import StepCounters
 
 
 @dataclass(frozen=True)

@@ -134,8 +134,8 @@ def test_what_an_actor_does_arrives_as_exact_items(
     # The running episodes were cut at the stop, with their last observation: no step is lost, each starts an item.
     assert (counters.items, counters.lost_tail, counters.unripe) == (produced, 0, 0)
     cut_short = 0
-    for found in table.inspect(InspectOrder.OLDEST, 1000):
-        item: Any = table.item(found.key)
+    for found in table.inspector.find(InspectOrder.OLDEST, 1000):
+        item: Any = table.inspector.item(found.key)
         age = int(item.columns["observation.policy"][0])
         lane = int(item.columns["observation.policy"][1])
         to_come = [age + 1.0, age + 2.0][: 3 - age]  # FakeEnv rewards the age that a step leads to
@@ -228,7 +228,7 @@ def test_training_ends_with_a_checkpoint_and_a_last_version(run: Run) -> None:
     assert ages == sorted(ages, reverse=True)
     table = _table(run.servicer)
     assert table.newest_version > 0
-    assert any(item.priority != 1.0 for item in table.inspect(InspectOrder.HIGHEST_PRIORITY, 5))
+    assert any(item.priority != 1.0 for item in table.inspector.find(InspectOrder.HIGHEST_PRIORITY, 5))
 
 
 def test_a_resumed_chief_goes_on_where_it_was_with_versions_of_its_own(run: Run) -> None:
@@ -357,7 +357,7 @@ def test_a_value_that_is_too_large_is_kept_out_and_training_goes_on(run: Run) ->
     table = _table(run.servicer)
     assert keys <= {2 * t + 1 for t in (8, 9, 10)}  # the three steps whose window holds it
     for key in keys:
-        item = table.item(key)
+        item = table.inspector.item(key)
         assert item is not None
         assert item.priority < 1e-5
 

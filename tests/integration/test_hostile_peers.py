@@ -217,7 +217,8 @@ def test_calls_that_bring_no_request_are_given_up(replay: Replay) -> None:
         began_s = time.monotonic()
         replay.check_served()
         assert time.monotonic() - began_s < CROWDED_S + HONEST_S
-    assert replay.rejected("slow") == WORKERS
+    # So many, until it is no crowd any more; the others have the time that everybody has.
+    assert WORKERS - WORKERS // 2 < replay.rejected("slow") <= WORKERS
 
 
 def test_a_byte_a_second_keeps_nobody_from_the_metrics(replay: Replay) -> None:

@@ -115,7 +115,7 @@ def make_client(lifecycle: Lifecycle, log: FakeLog, replay: MappedReplay) -> Ite
 
 def _compare(table: Table, batch: Any) -> None:
     for at, key in enumerate(batch.keys):
-        item: Any = table.item(int(key))
+        item: Any = table.inspector.item(int(key))
         assert item.n_step_return == batch.n_step_return[at]
         assert item.discount == batch.discount[at]
         assert batch.policy_version[at] == 5

@@ -251,7 +251,7 @@ def test_a_batch_larger_than_the_table_is_answered_in_time(start: Any) -> None:
 
 
 def _limited_draws(max_times_sampled: int) -> Dict[str, Any]:
-    from services.replay.sampler import SamplerSettings
+    from services.replay.sampler_settings import SamplerSettings
 
     return {"sampling": SamplerSettings(max_times_sampled=max_times_sampled)}
 

@@ -111,6 +111,7 @@ def test_what_would_be_trained_on_beyond_the_bound_is_counted(
         tmp_path / "staleness.jsonl",
         metrics,
         run="run-a",
+        max_rows=100,
         clock=clock,
         wall_clock=clock,
     )

@@ -136,7 +136,7 @@ def test_batches_are_those_of_the_table(client: ReplayClient, replay: Replay) ->
         assert drawn.table_id == table.table_id
         assert drawn.batch.num_items == table.info().num_items
         for at, key in enumerate(drawn.batch.keys):
-            item: Any = table.item(int(key))
+            item: Any = table.inspector.item(int(key))
             assert item.n_step_return == drawn.batch.n_step_return[at]
             for name, column in drawn.batch.observation.items():
                 np.testing.assert_array_equal(column[at], item.columns[f"observation.{name}"])
@@ -172,7 +172,7 @@ def test_priorities_go_back_with_the_next_draw(client: ReplayClient, replay: Rep
     eventually(lambda: [s for s in replay.samples if len(s.priorities.keys)])
     request = next(s for s in replay.samples if len(s.priorities.keys))
     np.testing.assert_array_equal(np.frombuffer(request.priorities.keys, np.int64), drawn.batch.keys)
-    eventually(lambda: table.item(key).priority == pytest.approx(9.0 + 1e-6))  # type: ignore[union-attr]
+    eventually(lambda: table.inspector.item(key).priority == pytest.approx(9.0 + 1e-6))  # type: ignore[union-attr]
 
 
 def test_the_tail_is_delivered_at_the_end(client: ReplayClient, replay: Replay, lifecycle: Lifecycle) -> None:
@@ -188,7 +188,7 @@ def test_the_tail_is_delivered_at_the_end(client: ReplayClient, replay: Replay, 
     assert len(replay.tails) == 1
     keys = np.concatenate([one.batch.keys for one in drawn])
     np.testing.assert_array_equal(np.frombuffer(replay.tails[0].priorities.keys, np.int64), keys)
-    item: Any = table.item(int(keys[0]))
+    item: Any = table.inspector.item(int(keys[0]))
     assert item.priority == pytest.approx(9.0 + 1e-6)
 
 

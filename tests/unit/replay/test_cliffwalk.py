@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from services.replay.item_store import Intake, ItemStore
-from services.replay.sampler import SamplerSettings
+from services.replay.sampler_settings import SamplerSettings
 
 NUM_STATES, DISCOUNT, RATE = 7, 0.9, 0.25
 

@@ -98,7 +98,7 @@ def test_the_chunk_of_a_row_is_named_by_the_log(
     assert [chunk_named(durable, key, capsys) for key in (0, 8, 9, 26)] == [
         f"a/0000000000000001/{sequence}" for sequence in (0, 0, 1, 2)
     ]
-    item = durable.table.item(9)
+    item = durable.table.inspector.item(9)
     assert item.chunk == "a/0000000000000001/1"
     assert main([str(durable.path), "--key", "27"]) == 2
     assert "holds no chunk with the row 27" in capsys.readouterr().err

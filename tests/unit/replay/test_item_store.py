@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.replay.item_store import Intake, ItemStore, StepCounters
-from services.replay.sampler import SamplerSettings
+from services.replay.item_store import Intake, ItemStore
+from services.replay.sampler_settings import SamplerSettings
+from services.replay.step_counters import StepCounters
 
 
 def _store(schema: Any, **changes: Any) -> ItemStore:

@@ -18,7 +18,7 @@ from services.replay.chunk_log import ChunkLog, RingBroken, segments_in
 from services.replay.items import StepOutcome
 from services.replay.journal import FolderJournal
 from services.replay.ring import Ring
-from services.replay.sampler import SamplerSettings
+from services.replay.sampler_settings import SamplerSettings
 from services.replay.table import Table
 
 
@@ -77,7 +77,7 @@ def test_a_table_comes_back_as_it_was(make_durable: Any, feed: Any, make_chunk: 
     assert table.insert("a", 1, make_chunk(sequence=4), max_wait_s=0.0).status is InsertStatus.OUT_OF_ORDER
     assert table.insert("a", 1, make_chunk(sequence=3), max_wait_s=0.0).status is InsertStatus.APPLIED
     assert table.check_valid() is None
-    assert table.item(int(drawn.batches[0].keys[0])).age_s == 7.0  # the machine's clock went on
+    assert table.inspector.item(int(drawn.batches[0].keys[0])).age_s == 7.0  # the machine's clock went on
 
 
 def test_the_limiter_comes_back_without_debt(make_durable: Any, feed: Any) -> None:

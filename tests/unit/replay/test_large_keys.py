@@ -9,6 +9,7 @@ import pytest
 
 from services.common.sample_codec import decode_batch, decode_drawn, pack_batch, pack_drawn
 from services.common.stamps_codec import PackedStamps, StampSource, last_bits
+from services.replay.inspection import InspectOrder
 from services.replay.rate_limiter import RateLimiter, Stock, make_limiter
 from services.replay.sampler import MAX_TIMES
 from services.replay.table import TableSettings
@@ -61,10 +62,10 @@ def test_a_ring_comes_back_with_keys_beyond_any_float(base: int, make_durable: A
     for sequence in range(12):
         table.insert("a", 1, make_chunk(sequence=sequence, ends=[(2, 1)]), max_wait_s=0.0)
     table.set_newest(2**40, 2**41)
-    keys = sorted(item.key for item in table.inspect(1, 1000))
+    keys = sorted(item.key for item in table.inspector.find(InspectOrder.HIGHEST_PRIORITY, 1000))
     assert min(keys) >= base
     again = durable.reopen()
-    assert sorted(item.key for item in again.inspect(1, 1000)) == keys
+    assert sorted(item.key for item in again.inspector.find(InspectOrder.HIGHEST_PRIORITY, 1000)) == keys
     assert again.newest_version == 2**40
     assert again.insert("a", 1, make_chunk(sequence=12), max_wait_s=0.0).status == 1
     assert again.check_valid() is None

@@ -9,7 +9,7 @@ from services.replay.admission import Admission
 from services.replay.item_store import Intake, ItemStore
 from services.replay.journal import Journal
 from services.replay.lives import Lives
-from services.replay.sampler import SamplerSettings
+from services.replay.sampler_settings import SamplerSettings
 
 
 class Recorder(Journal):

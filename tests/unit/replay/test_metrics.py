@@ -8,7 +8,7 @@ import numpy as np
 from services.common.metrics import Metrics
 from services.replay.metrics import TableCollector
 from services.replay.quarantine_dump import QuarantineDump
-from services.replay.sampler import SamplerSettings
+from services.replay.sampler_settings import SamplerSettings
 from services.replay.table import Table, TableSettings
 from tests.unit.replay.conftest import SCHEMA
 

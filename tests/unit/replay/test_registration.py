@@ -68,7 +68,7 @@ def test_a_sample_reads_the_same_by_protobuf_and_without_copies(servicer: Replay
         assert [len(batch) for batch in batches] == [8, 8, 8]
         for batch in batches:
             for at, key in enumerate(batch.keys):
-                item: Any = servicer.table.item(int(key)) if servicer.table else None
+                item: Any = servicer.table.inspector.item(int(key)) if servicer.table else None
                 np.testing.assert_array_equal(batch.observation["policy"][at], item.columns["observation.policy"])
         raw = channel.unary_unary(
             "/shoal.v1.ReplayService/Sample",

@@ -10,7 +10,7 @@ from services.common.config.load import load
 from services.common.log import make_log
 from services.replay.__main__ import make_dump, table_settings
 from services.replay.rate_limiter import make_limiter
-from services.replay.sampler import SamplerSettings
+from services.replay.sampler_settings import SamplerSettings
 
 QUEUE = ["--replay.selector", "fifo", "--replay.max_times_sampled", "1"]
 

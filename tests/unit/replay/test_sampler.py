@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from services.replay.item_store import Intake, ItemStore
 from services.replay.items import StepOutcome
 from services.replay.priorities import UpdateOutcome
-from services.replay.sampler import SamplerSettings, occurrence
+from services.replay.sampler import occurrence
+from services.replay.sampler_settings import SamplerSettings
 from services.replay.version_history import VersionHistory
 
 VISITS = {"priority_rule": "td_error_visits", "td_weight": 0.6}

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from services.replay.inspection import InspectOrder
-from services.replay.sampler import SamplerSettings
+from services.replay.sampler_settings import SamplerSettings
 from services.replay.table import InsertStatus, SampleStatus, Table
 
 LIMITED = {"samples_per_insert": 2.0, "error_buffer": 64.0, "min_size_to_sample": 4, "max_chunk_steps": 8, "n_step": 1}
@@ -159,7 +159,7 @@ def test_refusals_and_outcomes_are_counted_by_reason(make_table: Any, make_chunk
     answer = table.insert("a", 1, chunk, max_wait_s=0.0)
     assert (answer.status, answer.next_sequence) == (InsertStatus.REFUSED, 2)
     table.insert("a", 1, make_chunk(T=33, B=2, sequence=2), max_wait_s=0.0)
-    assert table.info().refused_chunks == {"version_ahead": 1, "too_large": 1, "too_many_steps": 0}
+    assert table.info().refused_chunks == {"version_ahead": 1, "too_large": 1, "too_many_steps": 0, "too_many_peers": 0}
     table.update_priorities(np.array([0, 0, 1, 2, 99]), np.array([1.0, 2.0, np.nan, 3.0, 1.0]))
     assert table.info().sampling.updates == {"applied": 2, "stale": 1, "rejected": 1, "superseded": 1}
 
@@ -328,24 +328,24 @@ def test_versions_only_rise(make_table: Any) -> None:
 
 def test_items_can_be_looked_at(make_table: Any, make_chunk: Any, clock: Any) -> None:
     table = make_table(n_step=1)
-    assert table.histograms() == []
+    assert table.inspector.histograms() == []
     table.insert("a", 1, make_chunk(time_outs=[(3, 0)]), max_wait_s=0.0)
     clock.now_s += 3.0
     table.insert("b", 1, make_chunk(), max_wait_s=0.0)
     table.update_priorities(np.array([2]), np.array([40.0]))
     table.set_newest(10, 100)
-    first = table.inspect(InspectOrder.HIGHEST_PRIORITY, 1)[0]
+    first = table.inspector.find(InspectOrder.HIGHEST_PRIORITY, 1)[0]
     assert (first.key, first.actor, first.priority) == (2, "a", 40.0 + 1e-6)
-    assert [item.key for item in table.inspect(InspectOrder.OLDEST, 3)] == [0, 1, 2]
-    assert [item.key for item in table.inspect(InspectOrder.NEWEST, 2, actor="b")] == [14, 13]
-    assert table.inspect(InspectOrder.NEWEST, 2, actor="nobody") == []
-    item = table.item(6)
+    assert [item.key for item in table.inspector.find(InspectOrder.OLDEST, 3)] == [0, 1, 2]
+    assert [item.key for item in table.inspector.find(InspectOrder.NEWEST, 2, actor="b")] == [14, 13]
+    assert table.inspector.find(InspectOrder.NEWEST, 2, actor="nobody") == []
+    item = table.inspector.item(6)
     assert item is not None
     assert (item.bootstrap_key, item.discount, item.age_s, item.policy_version) == (8, 0.5, 3.0, 7)
     assert item.columns["observation.policy"].tolist() == [3.0, 0.0]
     assert item.columns["next_observation.policy"].tolist() == [-7.0, 0.0]
-    assert [table.item(key) for key in (7, 8, 99, -1)] == [None] * 4  # open, no step, never was
-    spreads = {spread.name: spread for spread in table.histograms()}
+    assert [table.inspector.item(key) for key in (7, 8, 99, -1)] == [None] * 4  # open, no step, never was
+    spreads = {spread.name: spread for spread in table.inspector.histograms()}
     assert set(spreads) == {"priority", "age_seconds", "lag_versions", "times_sampled"}
     for spread in spreads.values():
         assert spread.counts.sum() == table.info().num_items

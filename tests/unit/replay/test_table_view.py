@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.replay.sampler import SamplerSettings
+from services.replay.sampler_settings import SamplerSettings
 from services.replay.table_view import PRIORITY_ROWS
 
 
