@@ -15,13 +15,16 @@ from services.common.metrics import Metrics
 from services.common.peer import Peer
 from services.common.schema import Schema
 from services.common.security.transport import client_security
+from services.common.staleness_log import LedgerRow
 from services.common.waits import Waits
 from services.learner.batch_dump import BatchDump
 from services.learner.claims import ClaimCheck, ClaimCollector
+from services.learner.data_staleness import DataStaleness
 from services.learner.joint_update import Updater
 from services.learner.nan_guard import NanGuard
+from services.learner.observation_statistics import ObservationStatistics
 from services.learner.replay_client import ReplayClient
-from services.learner.staleness import KnownUpdates
+from services.learner.staleness import KnownUpdates, StalenessRules
 
 if TYPE_CHECKING:
     from services.agent.algorithm import Learner
@@ -150,3 +153,27 @@ def build_claim_check(config: RunConfig, history: KnownUpdates, metrics: Metrics
     claims = ClaimCheck(history, log, share=settings.claim_check_share, max_divergence=settings.max_claim_divergence)
     metrics.registry.register(ClaimCollector(config.run.name, claims))
     return claims
+
+
+def build_statistics(config: RunConfig, learner: Learner, log: Log) -> ObservationStatistics:
+    """What brings the replay's moments of observations into the learner's normalizer."""
+    settings = config.normalization
+    return ObservationStatistics(
+        learner.normalizer, enabled=settings.observations, warmup_steps=settings.warmup_steps, log=log
+    )
+
+
+def build_staleness(
+    config: RunConfig, history: KnownUpdates, file: Path, metrics: Metrics, *, on_row: Callable[[LedgerRow], None]
+) -> DataStaleness:
+    """The rules for data that are too old, with their ledger in `file`; `on_row` hears each row of it."""
+    settings = config.staleness
+    return DataStaleness(
+        StalenessRules(settings.max_lag_updates, settings.loss_half_life_updates),
+        history,
+        file,
+        metrics,
+        run=config.run.name,
+        max_rows=settings.max_rows,
+        on_row=on_row,
+    )

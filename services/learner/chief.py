@@ -31,6 +31,8 @@ from services.learner.building import (
     build_guard,
     build_learner,
     build_replay_client,
+    build_staleness,
+    build_statistics,
     check_device,
 )
 from services.learner.checkpoint import Checkpoint, CheckpointFolder, generator_state
@@ -41,20 +43,18 @@ from services.learner.done_updates import DoneUpdates
 from services.learner.drain import UNDO, Drain
 from services.learner.env_steps import AcknowledgedSteps
 from services.learner.farewell import wait_for_readers
-from services.learner.observation_statistics import ObservationStatistics
 from services.learner.parameter_service import ParameterServicer, Status, add_to_server
 from services.learner.parameter_store import ParameterStore
 from services.learner.publisher import Publisher
 from services.learner.reader_metrics import ReaderMetrics
 from services.learner.readers import Readers
+from services.learner.replay_client import ReplayClient
 from services.learner.version_reservation import VersionReservation
 from shoal.v1 import experience_pb2, gradients_pb2_grpc, parameters_pb2
 
 if TYPE_CHECKING:
     from services.agent.algorithm import Learner
-    from services.common.staleness_log import LedgerRow
     from services.learner.checkpointer import Checkpointer, State
-    from services.learner.data_staleness import DataStaleness
     from services.learner.joint_update import Updater
     from services.learner.monitor import Monitor
     from services.learner.nan_guard import NanGuard
@@ -105,18 +105,7 @@ class Chief:
         self._store = ParameterStore(
             VersionReservation(self._folder.versions, last_version), history, wire_dtype=settings.wire_dtype
         )
-        self._replay = build_replay_client(
-            config,
-            peer=self._peer,
-            rng=self._stand_ins,
-            # Not those of `_status`, which are half a second old: the replay would hold the bound on lag so much later.
-            newest=lambda: (self._newest_version, self._learner.updates if self._learner else 0),
-            lifecycle=lifecycle,
-            log=log,
-            waits=self._waits,
-            is_draining=lambda: self._drain.is_on,
-            is_paused=self._drain.is_learners_turn,
-        )
+        self._replay = self._make_replay_client()
         self._collaboration = Collaboration(
             config.gradients,
             num_planned=config.helper.count,
@@ -126,24 +115,46 @@ class Chief:
             log=log,
             held=partial(self._waits.on, "gradients"),
         )
-        self._servicer = ParameterServicer(
-            run_id=run_id,
+        self._servicer = self._make_servicer()
+        self._show()
+        self._server, self._metrics_port = self._bind()
+
+    def _make_replay_client(self) -> ReplayClient:
+        return build_replay_client(
+            self._config,
+            peer=self._peer,
+            rng=self._stand_ins,
+            # Not those of `_status`, which are half a second old: the replay would hold the bound on lag so much later.
+            newest=lambda: (self._newest_version, self._learner.updates if self._learner else 0),
+            lifecycle=self._lifecycle,
+            log=self._log,
+            waits=self._waits,
+            is_draining=lambda: self._drain.is_on,
+            is_paused=self._drain.is_learners_turn,
+        )
+
+    def _make_servicer(self) -> ParameterServicer:
+        return ParameterServicer(
+            run_id=self._config.run.name,
             incarnation=self._peer.incarnation,
             store=self._store,
             readers=self._readers,
             folder=self._folder,
             status=self._status,
-            num_actors=config.actor.count,
-            max_updates=settings.max_updates,
+            num_actors=self._config.actor.count,
+            max_updates=self._config.learner.max_updates,
             waiting_for=lambda: self._waiting_for,
             waited_s=lambda: self._waited_s,
             queue_depth=lambda: self._replay.depth,
             helpers=self._collaboration.helpers,
             drain=self._drain,
-            fail=lifecycle.fail,
-            log=log,
+            fail=self._lifecycle.fail,
+            log=self._log,
         )
-        self._metrics.registry.register(ReaderMetrics(run_id, self._readers, self._store, self._status))
+
+    def _show(self) -> None:
+        """Let Prometheus see readers, disk, and the chief itself."""
+        self._metrics.registry.register(ReaderMetrics(self._config.run.name, self._readers, self._store, self._status))
         self._metrics.disk(self._folder.path, "the run's folder")
         ChiefMetrics(
             self._metrics,
@@ -152,9 +163,8 @@ class Chief:
             servicer=self._servicer,
             replay=self._replay,
             updates=lambda: self._learner.updates if self._learner else self._status.progress.updates,
-            max_lag_updates=config.staleness.max_lag_updates,
+            max_lag_updates=self._config.staleness.max_lag_updates,
         )
-        self._server, self._metrics_port = self._bind()
 
     def _load_checkpoint(self) -> Optional[Checkpoint]:
         found = self._checkpoints.load_newest()
@@ -260,14 +270,16 @@ class Chief:
         from services.learner.rest import Rest
 
         settings = self._config.learner
-        statistics = self._make_statistics(learner)
+        statistics = build_statistics(self._config, learner, self._log)
         earlier = self._resumed.average if self._resumed else {}
         average = AveragedParameters(settings.average_rate, earlier, learner.updates)
         publisher = Publisher(
             self._store, learner, period=settings.publish_schedule, average=average, statistics=statistics
         )
         checkpointer = self._make_checkpointer(learner, schema, monitor, average)
-        staleness = self._make_staleness()
+        staleness = build_staleness(
+            self._config, self._store, self._folder.staleness, self._metrics, on_row=self._status.note_row
+        )
         publisher.publish()
         self._folder.save_progress(monitor.progress(learner.updates))
 
@@ -316,32 +328,6 @@ class Chief:
         except Stopped:
             self._log.info("training stops early", updates=learner.updates, reason=self._lifecycle.reason)
         rest.end()
-
-    def _make_statistics(self, learner: Learner) -> ObservationStatistics:
-        settings = self._config.normalization
-        return ObservationStatistics(
-            learner.normalizer, enabled=settings.observations, warmup_steps=settings.warmup_steps, log=self._log
-        )
-
-    def _make_staleness(self) -> DataStaleness:
-        from services.learner.data_staleness import DataStaleness
-        from services.learner.staleness import StalenessRules
-
-        settings = self._config.staleness
-        rules = StalenessRules(settings.max_lag_updates, settings.loss_half_life_updates)
-
-        def show(row: LedgerRow) -> None:
-            self._status.last_row = row
-
-        return DataStaleness(
-            rules,
-            self._store,
-            self._folder.staleness,
-            self._metrics,
-            run=self._config.run.name,
-            max_rows=settings.max_rows,
-            on_row=show,
-        )
 
     def _make_checkpointer(
         self, learner: Learner, schema: Schema, monitor: Monitor, average: AveragedParameters

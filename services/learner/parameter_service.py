@@ -45,6 +45,10 @@ class Status:
     non_finite_updates: int = 0  # stopped in this life
     last_row: Optional[LedgerRow] = None  # of the staleness ledger: some seconds of training
 
+    def note_row(self, row: LedgerRow) -> None:
+        """Take note of the staleness ledger's newest row."""
+        self.last_row = row
+
 
 def add_to_server(servicer: ParameterServicer, server: grpc.Server) -> None:
     """Register all calls of `ParameterService`.

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Optional
+from typing import Optional, Tuple
 
 from services.common.config.run import RunConfig
 from services.common.errors import UserError
@@ -70,6 +70,26 @@ def run(config: RunConfig, lifecycle: Lifecycle, log: Log) -> None:
         waits=waits,
         on_damaged=damaged["chunk"].inc,
     )
+    server, metrics_port = _bind(config, servicer, metrics, dump, log)
+    lifecycle.on_stop(lambda: servicer.interrupt("the replay is stopping"))
+    server.start()
+    log.info("replay listens", address=server.address, metrics_port=metrics_port, run=config.run.name)
+    lifecycle.spawn("populate", lambda: tables.populate(lifecycle.stopping))
+    try:
+        _look_after(servicer, lifecycle, log)
+    finally:
+        server.stop()
+        metrics.stop()
+        lifecycle.check()
+        if servicer.table is not None:
+            servicer.table.note_state()
+
+
+def _bind(
+    config: RunConfig, servicer: ReplayServicer, metrics: Metrics, dump: Optional[QuarantineDump], log: Log
+) -> Tuple[Server, int]:
+    """The server, which does not answer yet, and the port of the metrics."""
+    replay = config.replay
     security = server_security(
         config.security, replay.listens_at, f"{config.metrics.host}:{replay.metrics_port}", log=log
     )
@@ -83,16 +103,17 @@ def run(config: RunConfig, lifecycle: Lifecycle, log: Log) -> None:
     )
     server.add(add_to_server, servicer)
     metrics.registry.register(TableCollector(config.run.name, lambda: servicer.table, dump))
-    if config.replay.data_dir:
-        metrics.disk(Path(config.replay.data_dir), "the ring")
+    if replay.data_dir:
+        metrics.disk(Path(replay.data_dir), "the ring")
     metrics.certificate(security.certificate)
     metrics_port = metrics.serve(
         replay.metrics_port, "replay.metrics_port", host=config.metrics.host, security=security
     )
-    lifecycle.on_stop(lambda: servicer.interrupt("the replay is stopping"))
-    server.start()
-    log.info("replay listens", address=server.address, metrics_port=metrics_port, run=config.run.name)
-    lifecycle.spawn("populate", lambda: tables.populate(lifecycle.stopping))
+    return server, metrics_port
+
+
+def _look_after(servicer: ReplayServicer, lifecycle: Lifecycle, log: Log) -> None:
+    """Write down counts and give silent actors up, until the stop."""
     rounds = 0
 
     def pulse() -> Pulse:
@@ -101,19 +122,12 @@ def run(config: RunConfig, lifecycle: Lifecycle, log: Log) -> None:
         return Pulse(rounds, "", status)
 
     Heartbeat(pulse, lifecycle, os.environ).start()
-    try:
-        while not lifecycle.stopping.wait(EXPIRY_PERIOD_S):
-            rounds += 1  # each goes through the table's lock: a table that is stuck starves the watchdog
-            if servicer.table is not None:
-                servicer.table.note_state()
-                for actor in servicer.table.expire_actors():
-                    log.warning("an actor is silent: its open windows are closed", actor=actor)
-    finally:
-        server.stop()
-        metrics.stop()
-        lifecycle.check()
+    while not lifecycle.stopping.wait(EXPIRY_PERIOD_S):
+        rounds += 1  # each goes through the table's lock: a table that is stuck starves the watchdog
         if servicer.table is not None:
             servicer.table.note_state()
+            for actor in servicer.table.expire_actors():
+                log.warning("an actor is silent: its open windows are closed", actor=actor)
 
 
 class Tables:
