@@ -15,8 +15,8 @@ from services.common.ring_layout import damaged
 from services.replay import records
 from services.replay.admission import ActorRecord, Admission, LaneGroup, settled_steps
 from services.replay.chunk_log import Segment, segments_in
+from services.replay.heard_versions import HeardVersions
 from services.replay.records import CHUNK_DTYPE, Counts, Parsed, Record, RecordKind
-from services.replay.version_history import VersionHistory
 
 # What the reading of numbers, names and JSON raises where they are not what they should be.
 _NONSENSE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, struct.error)
@@ -38,7 +38,7 @@ class History:
     admission: Admission  # without open windows: those come from the rows
     chunks: npt.NDArray[Any]  # CHUNK_DTYPE[M], as they were acknowledged, overwritten ones included
     arrival_versions: npt.NDArray[np.int64]  # [M], newest that the replay knew at each chunk's insertion; 0: none
-    versions: VersionHistory  # of the chief, as far as it was heard of
+    versions: HeardVersions  # of the chief, as far as it was heard of
     severed_after: npt.NDArray[np.bool_]  # [M], nothing that follows in its life belongs to this chunk's last steps
     lives: Dict[Life, npt.NDArray[np.int64]]  # indices of chunks, in order
     dropped_keys: Set[int] = field(default_factory=set)  # first keys of chunks that were found damaged
@@ -131,7 +131,7 @@ def _read(
         admission=Admission(n_step),
         chunks=np.zeros(0, CHUNK_DTYPE),
         arrival_versions=np.zeros(0, np.int64),
-        versions=VersionHistory(),
+        versions=HeardVersions(),
         severed_after=np.zeros(0, np.bool_),
         lives={},
         segments=segments,
@@ -240,7 +240,7 @@ def _replay(history: History, stretches: List[_Stretch], n_step: int, now_s: flo
     _sever(history, ends_of_windows)
 
 
-def _note_version(versions: VersionHistory, version: int, updates: int) -> None:
+def _note_version(versions: HeardVersions, version: int, updates: int) -> None:
     if version < versions.newest_version:
         versions.restart()
     versions.note(version, updates)

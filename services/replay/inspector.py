@@ -6,11 +6,11 @@ import threading
 from typing import Callable, List, Optional
 
 from services.replay.admission import Admission
+from services.replay.heard_versions import HeardVersions
 from services.replay.inspection import InspectOrder, describe_item, find_items, histograms
 from services.replay.item_store import ItemStore
 from services.replay.items import StepOutcome
 from services.replay.table_info import Histogram, InspectedItem
-from services.replay.version_history import VersionHistory
 
 
 class Inspector:
@@ -20,7 +20,7 @@ class Inspector:
         self,
         store: ItemStore,
         admission: Admission,
-        history: VersionHistory,
+        history: HeardVersions,
         lock: threading.RLock,
         clock: Callable[[], float],
     ) -> None:

@@ -12,6 +12,7 @@ from services.common.batch import Batch, DrawnKeys
 from services.common.chunk import TERMINATED, TRUNCATED, VALID, Chunk
 from services.common.schema import Schema
 from services.replay.chunk_stamps import ChunkStamp, ChunkStamps
+from services.replay.heard_versions import HeardVersions
 from services.replay.items import ITEM, LOST, NO_STEP, OPEN, Timeline, build_windows
 from services.replay.observation_moments import ObservationMoments
 from services.replay.priorities import MAX_PRIORITY, MIN_PRIORITY, PriorityOutcome, priority_of
@@ -20,7 +21,6 @@ from services.replay.ring import Allocate, Ring, in_memory
 from services.replay.sampler import Sampler
 from services.replay.sampler_settings import SamplerSettings
 from services.replay.step_counters import StepCounters
-from services.replay.version_history import VersionHistory
 
 Keys = npt.NDArray[np.int64]
 
@@ -55,7 +55,7 @@ class ItemStore:
         n_step: int,
         discount: float,
         sampling: SamplerSettings,
-        history: Optional[VersionHistory] = None,
+        history: Optional[HeardVersions] = None,
         allocate: Allocate = in_memory,
         guards: Optional[npt.NDArray[np.int64]] = None,
         with_moments: bool = False,
@@ -67,7 +67,7 @@ class ItemStore:
         self.n_step = n_step
         self.discount = discount
         self.ring = Ring(capacity, schema, allocate, guards)
-        self.history = history or VersionHistory()
+        self.history = history or HeardVersions()
         self.sampler = Sampler(self.ring, sampling, self.history)
         self.stamps = ChunkStamps(capacity)
         self.counters = StepCounters()

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.replay.freshness import MIN_LEAF, Freshness
+from services.replay.heard_versions import HeardVersions
 from services.replay.item_queue import ItemQueue
 from services.replay.items import ITEM, StepOutcome
 from services.replay.priorities import (
@@ -24,7 +25,6 @@ from services.replay.priority_rule import make_rule
 from services.replay.ring import Ring
 from services.replay.sampler_settings import SamplerSettings
 from services.replay.sum_tree import SumTree
-from services.replay.version_history import VersionHistory
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -49,7 +49,7 @@ class Sampler:
     p^alpha, so that the importance weights correct the priority part alone and its sum is exact at any time.
     """
 
-    def __init__(self, ring: Ring, settings: SamplerSettings, history: VersionHistory) -> None:
+    def __init__(self, ring: Ring, settings: SamplerSettings, history: HeardVersions) -> None:
         self.settings = settings
         self._ring = ring
         self._history = history

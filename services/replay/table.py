@@ -19,6 +19,7 @@ from services.common.moments import Moments
 from services.common.schema import Schema
 from services.common.waits import Waits
 from services.replay.admission import ActorRecord, Admission, InsertStatus, TooManyPeers
+from services.replay.heard_versions import HeardVersions
 from services.replay.inspector import Inspector
 from services.replay.item_store import Intake, ItemStore
 from services.replay.journal import Journal, open_journal
@@ -38,7 +39,6 @@ from services.replay.table_info import (
     TableSettings,
 )
 from services.replay.table_view import ChunkCounts, PrioritySpread, check_windows, describe_table, spread_priorities
-from services.replay.version_history import VersionHistory
 from services.replay.waiting import INSERT_LIMITER, SAMPLE_LIMITER, SAMPLE_MIN_SIZE, WaitingRoom
 
 __all__ = ["InsertStatus", "SampleStatus", "Table", "TableSettings", "TooManyPeers"]
@@ -80,7 +80,7 @@ class Table:
         self.schema = schema
         self.folder = folder
         self._id_in_memory = secrets.randbits(63) | 1
-        self._history = VersionHistory()
+        self._history = HeardVersions()
         self.store = ItemStore(
             capacity=settings.capacity,
             schema=schema,

@@ -8,12 +8,12 @@ from typing import Dict, Optional
 import numpy as np
 
 from services.replay.admission import WORD_LASTS_S, ActorRecord, Admission
+from services.replay.heard_versions import HeardVersions
 from services.replay.item_store import ItemStore
 from services.replay.rate_limiter import RateLimiter
 from services.replay.refusal import WORDS
 from services.replay.ring import Ring
 from services.replay.table_info import ActorInfo, RateLimiterState, SamplingInfo, TableInfo, TableSettings
-from services.replay.version_history import VersionHistory
 from services.replay.waiting import WaitingRoom
 
 PRIORITY_ROWS = 16_384  # that p50 and p95 are estimated from
@@ -74,7 +74,7 @@ def describe_table(
     limiter: RateLimiter,
     admission: Admission,
     waiting: WaitingRoom,
-    history: VersionHistory,
+    history: HeardVersions,
     counts: ChunkCounts,
     now_s: float,
     *,

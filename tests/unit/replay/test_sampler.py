@@ -7,12 +7,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from services.replay.heard_versions import HeardVersions
 from services.replay.item_store import Intake, ItemStore
 from services.replay.items import StepOutcome
 from services.replay.priorities import UpdateOutcome
 from services.replay.sampler import occurrence
 from services.replay.sampler_settings import SamplerSettings
-from services.replay.version_history import VersionHistory
 
 VISITS = {"priority_rule": "td_error_visits", "td_weight": 0.6}
 FRESH = {"freshness_half_life_updates": 50.0}
@@ -43,7 +43,7 @@ def fill(schema: Any, make_chunk: Any) -> Callable[..., ItemStore]:
             n_step=1,
             discount=0.5,
             sampling=SamplerSettings(**sampling),
-            history=VersionHistory([(1, 10), (100_000, 1_000_000)]),
+            history=HeardVersions([(1, 10), (100_000, 1_000_000)]),
         )
         chunk = make_chunk(T=num_items + 1, B=1)
         chunk.policy_version[:] = 1 + np.arange(num_items + 1)
@@ -218,7 +218,7 @@ def test_items_of_any_age_are_drawn_where_nothing_newer_is_left(fill: Any, make_
 
 
 def test_updates_that_a_crash_lost_count_as_fresh(schema: Any, make_chunk: Any) -> None:
-    history = VersionHistory()
+    history = HeardVersions()
     store = ItemStore(
         capacity=8, schema=schema, n_step=1, discount=0.5, sampling=SamplerSettings(**FRESH), history=history
     )

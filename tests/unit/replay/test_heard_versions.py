@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.replay.version_history import VersionHistory
+from services.replay.heard_versions import HeardVersions
 
 
 def test_versions_between_are_interpolated_and_those_above_count_as_the_newest() -> None:
-    history = VersionHistory()
+    history = HeardVersions()
     assert history.updates_of(np.array([0, 7])).tolist() == [0.0, 0.0]
     assert not history.note(10, 200)
     history.note(20, 300)
@@ -21,7 +21,7 @@ def test_versions_between_are_interpolated_and_those_above_count_as_the_newest()
 
 
 def test_an_older_version_changes_nothing_and_the_first_hearing_counts() -> None:
-    history = VersionHistory()
+    history = HeardVersions()
     history.note(5, 50)
     history.note(5, 69)
     history.note(4, 90)
@@ -29,7 +29,7 @@ def test_an_older_version_changes_nothing_and_the_first_hearing_counts() -> None
 
 
 def test_updates_that_a_crash_lost_count_as_the_newest() -> None:
-    history = VersionHistory([(10, 200), (20, 400)])
+    history = HeardVersions([(10, 200), (20, 400)])
     assert history.note(1021, 320)
     assert history.updates_of(np.array([10, 20, 1021])).tolist() == [200.0, 320.0, 320.0]
     assert history.pairs() == [(0, 0), (10, 200), (20, 320), (1021, 320)]
@@ -37,7 +37,7 @@ def test_updates_that_a_crash_lost_count_as_the_newest() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 50), st.integers(-5, 50)), max_size=200), st.integers(4, 20))
 def test_it_is_bounded_and_never_falls(moves: List[Tuple[int, int]], max_pairs: int) -> None:
-    history = VersionHistory(max_pairs=max_pairs)
+    history = HeardVersions(max_pairs=max_pairs)
     version = updates = 0
     for up, more in moves:
         version, updates = version + up, max(0, updates + more)
@@ -52,7 +52,7 @@ def test_it_is_bounded_and_never_falls(moves: List[Tuple[int, int]], max_pairs: 
 
 def test_too_small_a_bound_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 4"):
-        VersionHistory(max_pairs=3)
+        HeardVersions(max_pairs=3)
 
 
 @given(
@@ -60,7 +60,7 @@ def test_too_small_a_bound_is_refused() -> None:
     updates=st.integers(-5, 1200),
 )
 def test_the_oldest_version_of_an_age_is_the_first_that_has_it(moves: List[Tuple[int, int]], updates: int) -> None:
-    history = VersionHistory()
+    history = HeardVersions()
     version = done = 0
     for more_versions, more_updates in moves:
         version, done = version + more_versions, done + more_updates
@@ -73,6 +73,6 @@ def test_the_oldest_version_of_an_age_is_the_first_that_has_it(moves: List[Tuple
 
 
 def test_another_history_begins_with_what_it_is_given() -> None:
-    history = VersionHistory([(5, 50)])
+    history = HeardVersions([(5, 50)])
     history.restart([(1, 2)])
     assert history.pairs() == [(0, 0), (1, 2)]

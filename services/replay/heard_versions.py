@@ -1,4 +1,4 @@
-"""The history of versions: how many updates were done when each was published, as far as the replay heard."""
+"""The versions that the replay heard of: how many updates were done when each was published."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 MAX_PAIRS = 4096
 
 
-class VersionHistory:
+class HeardVersions:
     """Pairs (version, updates), both never falling, bounded by thinning out the older half.
 
     A version that was not heard of lies between two that were: its updates are interpolated. At first only the origin
