@@ -133,6 +133,13 @@ def test_what_an_actor_does_arrives_as_exact_items(
     assert counters.acknowledged == sender.acknowledged_steps == produced
     # The running episodes were cut at the stop, with their last observation: no step is lost, each starts an item.
     assert (counters.items, counters.lost_tail, counters.unripe) == (produced, 0, 0)
+    cut_short = _check_items(table)
+    assert len(rests) == bool(drained_at)
+    assert cut_short <= 2 + 2 * len(rests)  # one a lane and cut
+
+
+def _check_items(table: Table) -> int:
+    """Every item is what FakeEnv did; returns how many were cut short: their window ended with the life or a rest."""
     cut_short = 0
     for found in table.inspector.find(InspectOrder.OLDEST, 1000):
         item: Any = table.inspector.item(found.key)
@@ -148,8 +155,7 @@ def test_what_an_actor_does_arrives_as_exact_items(
         assert item.discount == (0.0 if ends_in_termination else 0.5 ** len(to_come))
         if item.discount:
             assert item.columns["next_observation.policy"].tolist() == [age + len(to_come), lane]
-    assert len(rests) == bool(drained_at)
-    assert cut_short <= 2 + 2 * len(rests)  # one a lane and cut
+    return cut_short
 
 
 # The chief
