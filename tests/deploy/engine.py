@@ -104,9 +104,8 @@ class Engine:
         plugins = self._config / "cli-plugins"
         plugins.mkdir(parents=True)
         (plugins / "docker-compose").symlink_to(compose_plugin())
-        run("ip", "netns", "add", self.namespace)
         try:
-            run("ip", "-n", self.namespace, "link", "set", "lo", "up")
+            self._make_network()
             self.start()
         except BaseException:
             self.__exit__()
@@ -126,12 +125,23 @@ class Engine:
                 raise CommandFailed(f"dockerd does not start: {(self.folder / 'dockerd.log').read_text()[-3000:]}")
             time.sleep(0.2)
 
-    def crash(self) -> None:
-        """Pull the plug: dockerd and all that it started die at this instant."""
+    def _make_network(self) -> None:
+        run("ip", "netns", "add", self.namespace)
+        run("ip", "-n", self.namespace, "link", "set", "lo", "up")
+
+    def lose_power(self) -> None:
+        """Dockerd and all that it started die at this instant, and with them what a machine keeps in memory alone."""
         assert self._daemon is not None
-        _kill([self._daemon.pid, *self._own_processes()])
-        self._daemon.wait(STOP_S)
-        self._daemon = None
+        _kill([self._daemon.pid, *self._own_processes(), *(helper.pid for helper in self._helpers)])
+        for process in (self._daemon, *self._helpers):
+            process.wait(STOP_S)
+        self._daemon, self._helpers = None, []
+        self._unmount()
+        shutil.rmtree(self.folder / "exec")
+        for name in ("docker.pid", "docker.sock"):
+            (self.folder / name).unlink()
+        run("ip", "netns", "del", self.namespace)
+        self._make_network()
 
     def __exit__(self, *_exc: object) -> None:
         with contextlib.suppress(CommandFailed, subprocess.TimeoutExpired):
@@ -149,8 +159,7 @@ class Engine:
                 self._daemon.kill()
                 self._daemon.wait(STOP_S)
         _kill(self._own_processes())
-        for mount in self._mounts():
-            run("umount", "-l", mount, check=False)
+        self._unmount()
         run("ip", "netns", "del", self.namespace, check=False)
         for hierarchy in Path("/sys/fs/cgroup").glob(f"*{self._cgroup}"):
             for group in sorted([hierarchy, *(path for path in hierarchy.rglob("*") if path.is_dir())], reverse=True):
@@ -213,6 +222,10 @@ class Engine:
         left += [f"the mount {mount}" for mount in self._mounts()]
         left += [f"the process {process}" for process in self._own_processes()]
         return left + ([f"the folder {self.folder}"] if self.folder.exists() else [])
+
+    def _unmount(self) -> None:
+        for mount in self._mounts():
+            run("umount", "-l", mount, check=False)
 
     def _mounts(self) -> List[str]:
         mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]

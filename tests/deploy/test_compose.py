@@ -296,7 +296,7 @@ def test_training_reaches_the_bar(box: Box) -> None:
 
 
 def test_the_box_comes_back_by_itself_when_it_loses_its_power(box: Box) -> None:
-    box.engine.crash()
+    box.engine.lose_power()
     box.engine.start()
     box.trains_on()
     assert box.audit_holds()
