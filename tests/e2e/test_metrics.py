@@ -11,6 +11,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from services.common.metrics import Metrics
+from services.common.security.certificate_files import CertificateFiles
 from tests.e2e.launcher import Launcher, wait_for
 from tests.e2e.metrics_page import (
     ALWAYS,
@@ -170,9 +171,9 @@ def test_a_run_without_a_bound_and_with_choices_serves_what_the_page_says(up: Up
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_the_metric_of_a_certificate_is_on_the_page(service: str, tmp_path: Path) -> None:
+def test_the_metric_of_a_certificate_is_on_the_page(service: str) -> None:
     metrics = Metrics(service, "run")
-    metrics.certificate(tmp_path / "none.pem")
+    metrics.certificate(CertificateFiles())
     name = f"shoal_{service}_certificate_expires_timestamp_seconds"
     row, told = scraped(generate_latest(metrics.registry).decode())[name], documented()[name]
     assert told.there == TLS
