@@ -17,6 +17,7 @@ from services.common.log import make_log
 from services.common.metrics import Metrics
 from services.common.peer import Peer
 from services.common.rpc import Caller, Refused, Server, call_once, connect
+from services.common.security.certificate_files import Certificates
 from services.common.security.tokens import TokenBook, TokenFile, digest_of, format_book, new_token, parse_book
 from services.common.security.transport import ClientSecurity, ServerSecurity
 from services.replay.registration import add_to_server
@@ -116,7 +117,7 @@ def test_files_that_are_wrong_are_refused_without_their_content(tmp_path: Path) 
             parse_book(text, tmp_path / "tokens.toml")
         sentences.append(str(refused.value))
     assert all(token not in sentence for sentence in sentences)
-    assert "PRIVATE" not in repr(ClientSecurity(key=b"-----BEGIN PRIVATE KEY-----"))
+    assert "PRIVATE" not in repr(Certificates(None, None, b"-----BEGIN PRIVATE KEY-----", None, None))
 
 
 def test_the_commands_that_show_settings_show_no_secret(tmp_path: Path) -> None:

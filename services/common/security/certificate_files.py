@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import ssl
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Callable, Optional
 
@@ -21,7 +21,7 @@ class Certificates:
 
     ca: Optional[bytes]  # PEM of one CA or several
     certificate: Optional[bytes]  # PEM chain
-    key: Optional[bytes]  # PEM
+    key: Optional[bytes] = field(repr=False)  # PEM; never in a log, nor in a traceback's values
     expires_at: Optional[dt.datetime]  # of the certificate, in UTC
     context: Optional[ssl.SSLContext]  # for servers that are not gRPC's
 
