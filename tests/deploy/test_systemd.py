@@ -95,7 +95,7 @@ def test_lines_for_people_are_a_setting_of_the_machine(cluster: Cluster) -> None
 def test_prometheus_has_the_metrics_of_all_services(cluster: Cluster) -> None:
     targets = {"replay:9401", "learner:9402", "learner:9403", "actor1:9404", "actor2:9404"}
     cluster.until(lambda: {t for t, up in cluster.query("up{job='shoal'}").items() if up} == targets, "all are up", 60)
-    assert cluster.query("shoal_learner_updates > 0").keys() == {"learner:9402"}
+    assert cluster.query("shoal_learner_updates_total > 0").keys() == {"learner:9402"}
     expires = cluster.query(
         "(min by (instance) ({__name__=~'shoal_.*_certificate_expires_timestamp_seconds'}) - time()) / 86400"
     )
