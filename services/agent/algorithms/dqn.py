@@ -152,7 +152,7 @@ class Learner:
         td_error = self._td_error(made)
         self._online.minimize(made.loss)
         self._follow()
-        return Update(td_error, self._report(made, {"q_loss": made.loss}) if reports else {})
+        return Update(td_error, self._report(made) if reports else {})
 
     def compute(self, batch: Batch, importance_weights: npt.NDArray[np.float32]) -> Contribution:
         """The gradient of the weighted Huber loss."""
@@ -172,7 +172,7 @@ class Learner:
         self._online.step(rate_scale)
         self._follow()
         computed, self._computed = self._computed, None
-        return self._report(computed, {}) if reports else {}
+        return self._report(computed) if reports else {}
 
     @property
     def _reports(self) -> bool:
@@ -201,11 +201,9 @@ class Learner:
         if self._updates % self._settings.target_update_period == 0:
             self._target.flat.copy_(self._online.flat)
 
-    def _report(self, made: Optional[_Loss], losses: Dict[str, torch.Tensor]) -> Dict[str, float]:
+    def _report(self, made: Optional[_Loss]) -> Dict[str, float]:
         """The metrics of an update, by the names of `health.TEXTS`; those of a batch only where there is one."""
-        scalars = dict(losses)
-        if made is not None:
-            scalars.update(self._batch_scalars(made))
+        scalars = {} if made is None else {"q_loss": made.loss, **self._batch_scalars(made)}
         report = {name: scalar.item() for name, scalar in scalars.items()}
         report.update({f"q_{name}": value for name, value in self._online.health().items()})
         return report

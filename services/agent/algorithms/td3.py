@@ -176,7 +176,8 @@ class Learner:
         self._generator.manual_seed(seed)
         self.normalizer = Normalizer(schema, observations=normalize_observations, reward_scale=reward_scale)
         self._probe = Probe()
-        self._computed: Optional[_CriticLoss] = None  # at the last `compute` of an update that reports
+        # Of the last `compute`, where its update reports.
+        self._computed: Tuple[Optional[_CriticLoss], Dict[str, torch.Tensor]] = (None, {})
         self._updates = 0
 
     @property
@@ -206,11 +207,13 @@ class Learner:
         td_error = self._td_error(critic)
         self._critics.backward(critic.loss)
         gradients = self._critics.gradient_to_numpy()
+        losses = {"critic_loss": critic.loss}
         if self._is_policy_due:
-            self._policy.backward(self._policy_loss(critic))
+            losses["policy_loss"] = self._policy_loss(critic)
+            self._policy.backward(losses["policy_loss"])
             gradients.update(self._policy.gradient_to_numpy())
         check_finite(gradients)
-        self._computed = critic if self._reports else None
+        self._computed = (critic, losses) if self._reports else (None, {})
         return Contribution(gradients, td_error)
 
     def apply(self, gradients: Mapping[str, npt.NDArray[np.float32]], rate_scale: float = 1.0) -> Dict[str, float]:
@@ -225,8 +228,8 @@ class Learner:
             self._policy.load_gradient(gradients)
             self._policy.step(rate_scale)
         self._follow()
-        computed, self._computed = self._computed, None
-        return self._report(computed, {}) if reports else {}
+        computed, self._computed = self._computed, (None, {})
+        return self._report(*computed) if reports else {}
 
     @property
     def _reports(self) -> bool:
