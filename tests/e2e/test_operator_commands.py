@@ -127,7 +127,7 @@ def test_what_was_drained_is_there_after_everything_was_killed(up: Up, tmp_path:
     launcher.wait(20)
     again = up(REACH, *flags)
     wait_for_updates(folder, saved + 20)  # a start goes on by itself
-    resumed = re.findall(r"resumed +updates=(\d+) env_steps=(\d+)", again.output())
+    resumed = re.findall(r"resumed +updates=(\d+) lost_updates=0 env_steps=(\d+)", again.output())
     assert resumed == [(str(saved), str(steps))]
     assert equations(folder)["acknowledged"]["total"] > steps
 
