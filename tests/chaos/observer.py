@@ -11,7 +11,7 @@ from typing_extensions import Self
 
 from services.cli.operator import Operator
 from services.cli.target import Addresses, Target
-from services.cli.why_command import waits_of
+from services.cli.waits import waits_of
 from services.common.errors import UserError
 from shoal.v1 import parameters_pb2, replay_pb2
 
@@ -130,7 +130,7 @@ class Observer:
             thread.join(10)
 
     def _ask(self, name: str) -> None:
-        with Operator(self._target) as operator:
+        with Operator(self._target.addresses, self._target.security) as operator:
             ask: Callable[[], object] = operator.replay if name == "replay" else operator.learner
             while not self._stopping.wait(PERIOD_S):
                 answer = _answer_of(ask)
@@ -141,7 +141,7 @@ class Observer:
 
 def ask_replay(target: Target) -> Optional[ReplayInfo]:
     """Ask over a connection of its own: one that waits for its next try would tell of a start too late."""
-    with Operator(target) as operator:
+    with Operator(target.addresses, target.security) as operator:
         answer = _answer_of(operator.replay)
     assert answer is None or isinstance(answer, ReplayInfo)
     return answer
