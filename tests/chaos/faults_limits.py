@@ -60,8 +60,9 @@ def out_of_descriptors(trial: Trial, name: str) -> None:
     """A service can open nothing more, and an actor is replaced meanwhile; then it can again."""
     pid = trial.system.pid(name)
     before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (proc.footprint(pid).files - 3, before[1]))
     trial.kill("actor-0")
+    trial.hold(2.0)  # until the descriptor of its connection is free, which the new one would get
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (proc.lowest_free_descriptor(pid), before[1]))
     trial.system.start("actor-0")
     trial.hold(6.0)
     if trial.is_at_work("actor-0"):
