@@ -22,13 +22,17 @@ TEXT
 
 fail() { echo "install.sh: $1" >&2; exit 2; }
 
+# The option needs a value behind it: $1 the option, $2 how many words are left.
+needs_value() { [ "$2" -ge 2 ] || fail "$1 takes a value; --help says which"; }
+
 wheel='' extras='' name=shoal python=python3 uninstall='' purge=''
 while [ $# -gt 0 ]; do
+  case "$1" in --wheel|--extras|--name|--python) needs_value "$1" $# ;; esac
   case "$1" in
-    --wheel) wheel="${2:?}"; shift 2 ;;
-    --extras) extras="${2?}"; shift 2 ;;
-    --name) name="shoal-${2:?}"; shift 2 ;;
-    --python) python="${2:?}"; shift 2 ;;
+    --wheel) wheel="$2"; shift 2 ;;
+    --extras) extras="$2"; shift 2 ;;
+    --name) name="shoal-$2"; shift 2 ;;
+    --python) python="$2"; shift 2 ;;
     --uninstall) uninstall=1; shift ;;
     --purge) purge=1; shift ;;
     --help|-h) usage; exit 0 ;;
