@@ -180,6 +180,8 @@ def _sentence(error: Any, origins: Mapping[KeyPath, str]) -> str:
     if error["type"] == "extra_forbidden":
         return f"{where}: unknown key {key!r}{_nearest(path)}"
     why = reason(error)
+    if path[-1:] == ("[key]",):  # pydantic's word for a key of a mapping that may not stand there
+        return f"{where}: unknown key {'.'.join(path[:-1])!r}: {why}"
     if not path:  # a disagreement between values: say who chose them
         chosen = [f"{'.'.join(known)}: {origin}" for known, origin in origins.items() if ".".join(known) in why]
         return f"{why} ({', '.join(chosen)})" if chosen else why

@@ -94,4 +94,4 @@ def test_each_service_has_the_level_that_the_run_file_gives_it() -> None:
 def test_a_level_of_no_service_is_refused() -> None:
     ended = _run("log", "--log.levels.learnr", "debug")
     assert ended.returncode == 2
-    assert "log.levels.learnr" in ended.stderr
+    assert "unknown key 'log.levels.learnr': it must be 'replay', 'learner'" in ended.stderr
