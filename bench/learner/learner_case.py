@@ -22,8 +22,9 @@ from services.common.config.run import LearnerSection
 from services.common.lifecycle import Lifecycle
 from services.common.log import make_log
 from services.common.peer import Peer
+from services.learner.drawn_batch import DrawnBatch
 from services.learner.importance import importance_weights
-from services.learner.replay_client import DrawnBatch, ReplayClient
+from services.learner.replay_client import ReplayClient
 from shoal.v1 import experience_pb2
 
 HIDDEN = (256, 256)

@@ -55,9 +55,11 @@ from shoal.v1 import experience_pb2, gradients_pb2_grpc, parameters_pb2
 if TYPE_CHECKING:
     from services.agent.algorithm import Learner
     from services.learner.checkpointer import Checkpointer, State
+    from services.learner.data_staleness import DataStaleness
     from services.learner.joint_update import Updater
     from services.learner.monitor import Monitor
     from services.learner.nan_guard import NanGuard
+    from services.learner.rest import Rest
 
 STAND_INS = "stand_ins"  # the generator that chooses the items which stand in for overwritten ones
 
@@ -267,7 +269,6 @@ class Chief:
 
     def _train(self, learner: Learner, schema: Schema, monitor: Monitor) -> None:
         from services.learner.loop import train
-        from services.learner.rest import Rest
 
         settings = self._config.learner
         statistics = build_statistics(self._config, learner, self._log)
@@ -293,19 +294,7 @@ class Chief:
             learner, schema.digest, publish=publisher.publish_learn, stopping=self._lifecycle.stopping
         )
         self._status.run_state = parameters_pb2.RUN_STATE_TRAINING
-        rest = Rest(
-            self._drain,
-            self._lifecycle,
-            collaboration=self._collaboration,
-            replay=self._replay,
-            steps=self._steps,
-            staleness=staleness,
-            publisher=publisher,
-            monitor=monitor,
-            checkpointer=checkpointer,
-            folder=self._folder,
-            updates=lambda: learner.updates,
-        )
+        rest = self._make_rest(learner, monitor, staleness, publisher, checkpointer)
         try:
             least = self._config.replay.min_size_to_sample
             with self._waits.on("batches"):
@@ -328,6 +317,30 @@ class Chief:
         except Stopped:
             self._log.info("training stops early", updates=learner.updates, reason=self._lifecycle.reason)
         rest.end()
+
+    def _make_rest(
+        self,
+        learner: Learner,
+        monitor: Monitor,
+        staleness: DataStaleness,
+        publisher: Publisher,
+        checkpointer: Checkpointer,
+    ) -> Rest:
+        from services.learner.rest import Rest
+
+        return Rest(
+            self._drain,
+            self._lifecycle,
+            collaboration=self._collaboration,
+            replay=self._replay,
+            steps=self._steps,
+            staleness=staleness,
+            publisher=publisher,
+            monitor=monitor,
+            checkpointer=checkpointer,
+            folder=self._folder,
+            updates=lambda: learner.updates,
+        )
 
     def _make_checkpointer(
         self, learner: Learner, schema: Schema, monitor: Monitor, average: AveragedParameters

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from services.common.metrics import Metrics
 from services.common.staleness_log import LedgerRow, StalenessLog
-from services.learner.replay_client import DrawnBatch
+from services.learner.drawn_batch import DrawnBatch
 from services.learner.staleness import KnownUpdates, StalenessRules, split_lag
 from services.learner.staleness_ledger import Ledger
 from services.learner.staleness_metrics import LedgerCollector

@@ -11,10 +11,11 @@ from services.agent.algorithm import Contribution, Learner, NonFiniteUpdate
 from services.common.errors import UserError
 from services.common.parameter_set import ParameterSet
 from services.learner.chief_client import ChiefClient
+from services.learner.drawn_batch import DrawnBatch
 from services.learner.gradients import EncodedGradients, GradientEncoder, NonFinite
 from services.learner.helper_metrics import HelperMetrics
 from services.learner.importance import importance_weights
-from services.learner.replay_client import DrawnBatch, ReplayClient
+from services.learner.replay_client import ReplayClient
 from shoal.v1 import gradients_pb2
 
 DATA_PATIENCE_S = 1.0  # for a batch, until the helper lets the step go on without it

@@ -13,8 +13,8 @@ from services.common.errors import EXIT_CRASH, UserError
 from services.common.log import Log
 from services.common.metrics import Metrics
 from services.learner.batch_dump import BatchDump, StoppedBatch
+from services.learner.drawn_batch import DrawnBatch
 from services.learner.joint_update import Updater
-from services.learner.replay_client import DrawnBatch
 
 ABSURD = 1e15  # nothing physical is so large; its square in a loss, summed over a batch, nears the end of float32
 MAX_NAMED = 10  # items in a log line

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass
 from typing import Callable, Iterator, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
@@ -25,6 +24,7 @@ from services.common.stamps_codec import StampSource
 from services.common.waits import Waits
 from services.common.wire import WireError
 from services.learner.batch_queue import BatchQueue
+from services.learner.drawn_batch import DrawnBatch
 from services.learner.ring_rows import RingRows, attach
 from shoal.v1 import replay_pb2, replay_pb2_grpc
 
@@ -37,16 +37,6 @@ NAMES_TIMEOUT_S = 1.0
 WAIT_S = 0.1  # between two looks at whether to stop
 MAX_ROW_BYTES = 32 << 20  # in one piece: larger messages, and larger blocks of memory, are slower
 MAX_WAITING_BYTES = 128 << 20  # of rows that wait for the learner: no more are fetched then
-
-
-@dataclass(frozen=True)
-class DrawnBatch:
-    """A batch, the table that its keys belong to, and its way from there."""
-
-    batch: Batch
-    table_id: int
-    arrived_s: float = 0.0  # monotonic clock at the answer
-    half_trip_s: float = 0.0  # bound of how long the answer was on its way
 
 
 class Paused(Exception):

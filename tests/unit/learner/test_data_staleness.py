@@ -11,8 +11,8 @@ from services.common.errors import UserError
 from services.common.metrics import Metrics
 from services.common.staleness_log import PARTS, read_rows
 from services.learner.data_staleness import DataStaleness
+from services.learner.drawn_batch import DrawnBatch
 from services.learner.parameter_store import ACT, ParameterStore
-from services.learner.replay_client import DrawnBatch
 from services.learner.staleness import StalenessRules
 from services.learner.staleness_ledger import ROW_PERIOD_S
 from services.learner.version_reservation import VersionReservation

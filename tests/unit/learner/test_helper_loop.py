@@ -11,11 +11,11 @@ from services.common.errors import UserError
 from services.common.metrics import Metrics
 from services.common.parameter_set import ParameterSet
 from services.common.rpc import Stopped
+from services.learner.drawn_batch import DrawnBatch
 from services.learner.gradients import GradientEncoder
 from services.learner.helper_loop import contribute
 from services.learner.helper_metrics import HelperMetrics
 from services.learner.importance import importance_weights
-from services.learner.replay_client import DrawnBatch
 from shoal.v1 import gradients_pb2
 
 Status = gradients_pb2.PushStatus

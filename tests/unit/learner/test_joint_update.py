@@ -14,6 +14,7 @@ from services.common.metrics import Metrics
 from services.common.schema import ActionSpec, Schema, TensorSpec
 from services.learner.batch_dump import BatchDump
 from services.learner.contributions import AsynchronousContributions, Share, SynchronousContributions
+from services.learner.drawn_batch import DrawnBatch
 from services.learner.gradient_exchange import GradientExchange
 from services.learner.gradient_metrics import GradientMetrics
 from services.learner.helpers import Answer, Helpers, PushStatus
@@ -21,7 +22,6 @@ from services.learner.importance import importance_weights
 from services.learner.joint_update import AsynchronousUpdate, SynchronousUpdate
 from services.learner.loop import train
 from services.learner.nan_guard import NanGuard
-from services.learner.replay_client import DrawnBatch
 from tests.fakes import FakeClock, FakeLog, FakeStaleness
 from tests.unit.learner.plain_td3 import PlainTd3
 

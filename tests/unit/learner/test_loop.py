@@ -11,10 +11,11 @@ from services.common.batch import Batch
 from services.common.metrics import Metrics
 from services.common.rpc import Stopped
 from services.learner.batch_dump import BatchDump
+from services.learner.drawn_batch import DrawnBatch
 from services.learner.importance import importance_weights
 from services.learner.loop import train
 from services.learner.nan_guard import NanGuard, TooManyNonFiniteUpdates
-from services.learner.replay_client import DrawnBatch, Paused
+from services.learner.replay_client import Paused
 from tests.fakes import FakeLearner, FakeLog, FakeStaleness
 
 

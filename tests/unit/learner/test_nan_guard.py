@@ -15,8 +15,8 @@ from services.common.errors import EXIT_CRASH
 from services.common.metrics import Metrics
 from services.common.schema import ActionSpec, Schema, TensorSpec
 from services.learner.batch_dump import BatchDump, load_stopped_batch
+from services.learner.drawn_batch import DrawnBatch
 from services.learner.nan_guard import ABSURD, NanGuard, TooManyNonFiniteUpdates, suspects
-from services.learner.replay_client import DrawnBatch
 from tests.fakes import FakeLog
 
 pytest.importorskip("torch")

@@ -19,11 +19,11 @@ from services.common.schema import ActionSpec, Schema, TensorSpec
 from services.learner.averaged_parameters import AveragedParameters
 from services.learner.batch_dump import BatchDump
 from services.learner.checkpoint import Checkpoint, CheckpointFolder
+from services.learner.drawn_batch import DrawnBatch
 from services.learner.loop import train
 from services.learner.nan_guard import NanGuard
 from services.learner.observation_statistics import ObservationStatistics
 from services.learner.publisher import Publisher
-from services.learner.replay_client import DrawnBatch
 from tests.fakes import FakeLog, FakeStaleness
 
 pytest.importorskip("torch")
