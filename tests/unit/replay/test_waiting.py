@@ -233,3 +233,11 @@ def test_who_is_told_to_come_again_waits_outside_until_it_is_let_in_or_stays_awa
     assert [w.peer_name for w in room.waiters()] == ["b"]
     clock.now_s += 0.5 + LATE_S + 0.1  # it has gone
     assert room.waiters() == []
+
+
+def test_places_of_those_who_never_come_back_are_bounded(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "MAX_KEPT", 3)
+    room = WaitingRoom(threading.RLock(), clock)
+    for name in "abcde":
+        assert room.wait(name, "Insert", lambda: "no token", 0.0) == "no token"
+    assert [name for _call, name in room._kept] == ["c", "d", "e"]  # the oldest are forgotten
