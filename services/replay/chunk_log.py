@@ -1,6 +1,7 @@
 """The chunk log: an append-only file of records in segments that are preallocated, so that an append finds its room.
 
-A segment begins with a summary of all that came before it; segments whose chunks are all overwritten are deleted.
+A segment begins with a summary of all that came before it; segments whose chunks are all overwritten are deleted, and
+one in which nothing was inserted is written anew: the log does not grow while no rows come.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from pathlib import Path
 from typing import Callable, List, NamedTuple
 
 from services.common.errors import EXIT_CRASH, UserError
-from services.common.files import storage_error
+from services.common.files import storage_error, sync_folder
 from services.common.ring_layout import FILE_MODE
 
 SEGMENT_BYTES = 1 << 20
+ASIDE_SUFFIX = ".new"  # of a segment that is being written anew: what a kill leaves of it is of no use
 SPARE_BYTES = 1 << 16  # a new segment begins when less is left: far more than the records of one call
 
 
@@ -51,6 +53,7 @@ class ChunkLog:
         self._offset = 0
         self._size = 0
         self._ends: List[int] = []  # next key of the ring when each segment was closed
+        self._start = 0  # next key of the ring when the last one began
         self._segments: List[Segment] = []
         self._broken = False
 
@@ -66,7 +69,7 @@ class ChunkLog:
         self._descriptor = os.open(last, os.O_RDWR)
         self._size = os.fstat(self._descriptor).st_size
         self._offset = end
-        self._segments, self._ends = list(segments), starts[1:]
+        self._segments, self._ends, self._start = list(segments), starts[1:], starts[-1]
         if os.pread(self._descriptor, self._size - end, end).strip(b"\0"):
             os.pwrite(self._descriptor, bytes(self._size - end), end)
 
@@ -74,6 +77,11 @@ class ChunkLog:
     def is_short(self) -> bool:
         """Whether the next event should find a new segment."""
         return self._size - self._offset < SPARE_BYTES
+
+    @property
+    def start(self) -> int:
+        """Next key of the ring when the last segment began."""
+        return self._start
 
     @property
     def num_bytes(self) -> int:
@@ -93,26 +101,56 @@ class ChunkLog:
         """
         number = self._segments[-1].number + 1 if self._segments else 0
         segment = Segment(number, self._folder / f"{number:08d}.log")
-        size = max(self._segment_bytes, 2 * len(summary) + 4 * SPARE_BYTES)
-        descriptor = -1
-        try:
-            descriptor = os.open(segment.file, os.O_RDWR | os.O_CREAT | os.O_EXCL, FILE_MODE)
-            os.fchmod(descriptor, FILE_MODE)
-            os.posix_fallocate(descriptor, 0, size)
-            os.pwrite(descriptor, summary, 0)
-        except OSError as error:
-            if descriptor >= 0:
-                os.close(descriptor)
-                segment.file.unlink()
-            raise storage_error(segment.file, error, "the chunk log needs a new segment") from None
+        descriptor = self._create(segment.file, summary)
         if self._segments:
-            os.close(self._descriptor)
             self._ends.append(next_key)
         self._segments.append(segment)
-        self._descriptor, self._offset, self._size = descriptor, len(summary), size
+        self._go_on_in(descriptor, len(summary))
+        self._start = next_key
         while self._ends and self._ends[0] <= oldest_key:
             self._segments[0].file.unlink()
             del self._segments[0], self._ends[0]
+
+    def rewrite(self, records: bytes) -> None:
+        """Let `records` be all that the last segment holds; a crash at any instant leaves the old one or the new one.
+
+        Raises:
+            UserError: there is no room for it; the log goes on in the old one.
+        """
+        file = self._segments[-1].file
+        aside = file.with_suffix(ASIDE_SUFFIX)
+        with contextlib.suppress(FileNotFoundError):
+            aside.unlink()
+        descriptor = self._create(aside, records)
+        try:
+            os.fsync(descriptor)
+            aside.replace(file)
+        except OSError as error:
+            os.close(descriptor)
+            raise storage_error(file, error, "the chunk log begins this segment anew") from None
+        self._go_on_in(descriptor, len(records))
+        with contextlib.suppress(OSError):  # then a crash of the machine leaves the old one, which says as much
+            sync_folder(self._folder)
+
+    def _create(self, file: Path, records: bytes) -> int:
+        """Make a segment's file that begins with `records` and has room for more; returns its descriptor."""
+        descriptor = -1
+        try:
+            descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, FILE_MODE)
+            os.fchmod(descriptor, FILE_MODE)
+            os.posix_fallocate(descriptor, 0, max(self._segment_bytes, 2 * len(records) + 4 * SPARE_BYTES))
+            os.pwrite(descriptor, records, 0)
+        except OSError as error:
+            if descriptor >= 0:
+                os.close(descriptor)
+                file.unlink()
+            raise storage_error(file, error, "the chunk log needs a new segment") from None
+        return descriptor
+
+    def _go_on_in(self, descriptor: int, offset: int) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor, self._offset, self._size = descriptor, offset, os.fstat(descriptor).st_size
 
     def append(self, record: bytes) -> None:
         """Write one record: from here on, what it tells has happened.

@@ -14,7 +14,7 @@ from services.common.chunk import ActorCounters
 from services.common.ring_layout import damaged
 from services.replay import records
 from services.replay.admission import ActorRecord, Admission, LaneGroup, settled_steps
-from services.replay.chunk_log import Segment, segments_in
+from services.replay.chunk_log import ASIDE_SUFFIX, Segment, segments_in
 from services.replay.heard_versions import HeardVersions
 from services.replay.records import CHUNK_DTYPE, Counts, Parsed, Record, RecordKind
 
@@ -45,7 +45,7 @@ class History:
     segments: List[Segment] = field(default_factory=list)
     starts: List[int] = field(default_factory=list)  # next key of the ring at the beginning of each segment
     end: int = 0  # offset in the last segment behind its last good record
-    leftovers: List[Path] = field(default_factory=list)  # segments that were begun and never used
+    leftovers: List[Path] = field(default_factory=list)  # files that were begun and never used
     num_damaged: int = 0  # segments of which something was passed over, since it could not be read
 
     def is_living(self, life: Life) -> bool:
@@ -54,12 +54,7 @@ class History:
         return self.admission.actors[name].incarnation == life.incarnation
 
 
-@dataclass
-class _Stretch:
-    """Segments without a hole between them."""
-
-    summary: Record
-    records: List[Record]
+_Stretch = List[Record]  # of segments of which each follows from the one before it, summaries included
 
 
 def summarize(admission: Admission) -> List[Dict[str, Any]]:
@@ -100,7 +95,7 @@ def read_history(folder: Path, n_step: int, now_s: float, *, strict: bool) -> Hi
     """
     segments = segments_in(folder)
     parsed = [_parsed(segment) for segment in segments]
-    leftovers = []
+    leftovers = list(folder.glob(f"*{ASIDE_SUFFIX}"))
     if len(segments) > 1 and not parsed[-1].records:
         leftovers.append(segments.pop().file)
         parsed.pop()
@@ -125,7 +120,7 @@ def _read(
     segments: List[Segment], parsed: List[Parsed], leftovers: List[Path], n_step: int, now_s: float, *, strict: bool
 ) -> History:
     stretches = _stretches(segments, parsed, strict=strict)
-    counts = records.counts_of((stretches[-1].records or [stretches[-1].summary])[-1])
+    counts = records.counts_of(stretches[-1][-1])
     history = History(
         counts=counts,
         admission=Admission(n_step),
@@ -183,7 +178,7 @@ def _stretches(segments: List[Segment], parsed: List[Parsed], *, strict: bool) -
     recovered = max((i for i, p in enumerate(parsed) if _begins(p) and records.is_after_crash(p.records[0])), default=0)
     for place, (segment, found) in enumerate(zip(segments, parsed)):
         must_be_whole = strict and place >= recovered
-        hole |= place == recovered
+        hole |= place == recovered or (_begins(found) and records.is_rewritten(found.records[0]))
         if segment.number != number:
             if must_be_whole and place > recovered:
                 raise damaged(segment.file.with_name(f"{number:08d}.log"), "it is missing")
@@ -199,8 +194,8 @@ def _stretches(segments: List[Segment], parsed: List[Parsed], *, strict: bool) -
             hole = True
             continue
         if hole:
-            stretches.append(_Stretch(found.records[0], []))
-        stretches[-1].records.extend(found.records[1:])
+            stretches.append([])
+        stretches[-1].extend(found.records)
         hole = fault is not None
     if not stretches:
         raise damaged(segments[0].file, "no segment of the log can be read")
@@ -213,10 +208,9 @@ def _replay(history: History, stretches: List[_Stretch], n_step: int, now_s: flo
     arrivals: List[int] = []
     ends_of_windows: List[Tuple[int, int]] = []  # (chunks before it, actor): all of its windows were closed
     for stretch in stretches:
-        _load_summary(history.admission, stretch.summary, n_step, now_s)
-        history.versions.restart(records.summary_versions(stretch.summary))
+        _load_summary(history.admission, stretch[0], n_step, now_s)
         first = len(bodies)
-        for record in stretch.records:
+        for record in stretch:
             if record.kind is RecordKind.CHUNK:
                 bodies.append(records.chunk_facts(record))
                 chunk_records.append(record)
@@ -229,6 +223,8 @@ def _replay(history: History, stretches: List[_Stretch], n_step: int, now_s: flo
                 ends_of_windows.append((len(bodies), records.closed_actor(record)))
             elif record.kind is RecordKind.DROPPED:
                 history.dropped_keys.add(records.dropped_key(record))
+            elif record.kind is RecordKind.SUMMARY:  # a version for which there was no more room is in it alone
+                history.versions.restart(records.summary_versions(record))
             elif record.kind is RecordKind.VERSION:
                 _note_version(history.versions, *records.version_facts(record))
         chunks = np.frombuffer(b"".join(bodies[first:]), CHUNK_DTYPE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, Optional
+from typing import Any, Callable, Dict, Iterable, Optional, Set, Tuple
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from services.replay.item_store import ItemStore
 from services.replay.items import StepOutcome
 from services.replay.rate_limiter import RateLimiter
 from services.replay.rebuild import FlagsDisagree, damaged_chunks, rebuild_items, rebuilt_counters
-from services.replay.records import Counts
+from services.replay.records import Counts, RecordKind
 from services.replay.ring_folder import RingFolder
 
 MAX_TAIL_BYTES = 1 << 12  # reasons for drops beyond this are not kept: they come with the next chunk again
@@ -71,6 +71,10 @@ class FolderJournal(Journal):
         self._clocks = clocks
         self._noted: Optional[Counts] = None
         self._written_version = store.history.newest_version
+        # What the last segment's records say of chunks in older ones, which no summary tells: closed windows by actor,
+        # damaged chunks by key. None: they say more, or an earlier life wrote some of them, and the segment stays.
+        self._said: Optional[Set[Tuple[RecordKind, int]]] = None
+        self._after_crash = False  # the last segment begins with what was saved from a crash
 
     def counts(self) -> Counts:
         """The counts as they stand."""
@@ -86,16 +90,33 @@ class FolderJournal(Journal):
     def roll(self, *, after_crash: bool = False) -> None:
         """Begin a new segment; `after_crash`: with what was saved from those before it.
 
+        One in which nothing was inserted is begun anew instead.
+
         Raises:
             UserError: there is no room for it.
         """
-        ring = self._store.ring
-        history = self._store.history
+        ring, history, counts = self._store.ring, self._store.history, self.counts()
+        said = self._said if self._log.start == ring.reserved else None
         summary = records.pack_summary(
-            self.counts(), summarize(self._admission), history.pairs(), after_crash=after_crash
+            counts,
+            summarize(self._admission),
+            history.pairs(),
+            after_crash=after_crash if said is None else self._after_crash,
+            rewritten=said is not None,
         )
-        self._log.roll(summary, ring.reserved, ring.oldest_key)
+        if said is None:
+            self._log.roll(summary, ring.reserved, ring.oldest_key)
+            self._said, self._after_crash = set(), after_crash
+        else:
+            pack = {RecordKind.CLOSED: records.pack_closed, RecordKind.DROPPED: records.pack_dropped}
+            self._log.rewrite(summary + b"".join(pack[kind](counts, number) for kind, number in sorted(said)))
         self._written_version = history.newest_version
+
+    def _append_lasting(self, kind: RecordKind, number: int, record: bytes) -> None:
+        """Append a record whose word on older chunks must outlive a segment that is begun anew."""
+        self._log.append(record)
+        if self._said is not None:
+            self._said.add((kind, number))
 
     def why_full(self) -> str:
         if self._log.is_short:
@@ -106,10 +127,13 @@ class FolderJournal(Journal):
         return ""
 
     def entered(self, record: ActorRecord) -> None:
-        self._log.append(records.pack_actor(self.counts(), record.index, record.name, record.incarnation))
+        # The life itself is in any summary; that it closed the windows of the one before is not.
+        packed = records.pack_actor(self.counts(), record.index, record.name, record.incarnation)
+        self._append_lasting(RecordKind.CLOSED, record.index, packed)
 
     def closed(self, record: ActorRecord) -> None:
-        self._log.append(records.pack_closed(self.counts(), record.index))
+        packed = records.pack_closed(self.counts(), record.index)
+        self._append_lasting(RecordKind.CLOSED, record.index, packed)
 
     def noted_version(self) -> None:
         history = self._store.history
@@ -147,6 +171,9 @@ class FolderJournal(Journal):
         if sum(len(reason) + 32 for reason in dropped) > MAX_TAIL_BYTES:
             dropped = {}
         self._log.append(records.pack_chunk(self.counts(), values, dropped))
+        group = record.groups.get(chunk.lane_group)
+        if chunk.num_steps == 0 and group is not None and chunk.first_step != group.next_step:
+            self._said = None  # a gap, told by a chunk without rows, closed windows of this lane group alone
 
     def note_state(self) -> None:
         counts = self.counts()
@@ -170,7 +197,7 @@ class FolderJournal(Journal):
             raise UserError(why)
         self._written_version = self._store.history.newest_version
         for first_key in damaged_keys:
-            self._log.append(records.pack_dropped(self.counts(), first_key))
+            self._append_lasting(RecordKind.DROPPED, first_key, records.pack_dropped(self.counts(), first_key))
         self._noted = self.counts()
         self._log.append(records.pack_state(self._noted))
 

@@ -135,7 +135,12 @@ def pack_version(counts: Counts, version: int, updates: int) -> bytes:
 
 
 def pack_summary(
-    counts: Counts, actors: List[Dict[str, Any]], versions: Sequence[Tuple[int, int]], *, after_crash: bool = False
+    counts: Counts,
+    actors: List[Dict[str, Any]],
+    versions: Sequence[Tuple[int, int]],
+    *,
+    after_crash: bool = False,
+    rewritten: bool = False,
 ) -> bytes:
     """The record that begins a segment.
 
@@ -144,8 +149,15 @@ def pack_summary(
         actors: as `history.summarize` has it.
         versions: (version, updates) of those that were heard of.
         after_crash: the machine had stopped in between: segments before this one may have holes.
+        rewritten: this one held records that are gone, so that it does not follow from those before it.
     """
-    facts = {"counts": list(counts.values()), "actors": actors, "versions": versions, "after_crash": after_crash}
+    facts = {
+        "counts": list(counts.values()),
+        "actors": actors,
+        "versions": versions,
+        "after_crash": after_crash,
+        "rewritten": rewritten,
+    }
     return _seal(RecordKind.SUMMARY, json.dumps(facts).encode())
 
 
@@ -209,6 +221,11 @@ def summary_actors(record: Record) -> List[Dict[str, Any]]:
 def is_after_crash(record: Record) -> bool:
     """Whether a record is the summary that ended the recovery from a crash of the machine."""
     return record.kind is RecordKind.SUMMARY and bool(json.loads(record.body)["after_crash"])
+
+
+def is_rewritten(record: Record) -> bool:
+    """Whether a record is the summary of a segment that was written anew."""
+    return record.kind is RecordKind.SUMMARY and bool(json.loads(record.body).get("rewritten"))
 
 
 class Parsed(NamedTuple):

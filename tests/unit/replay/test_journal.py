@@ -219,11 +219,8 @@ def test_a_record_that_cannot_be_written_ends_it_all(
     durable = make_durable()
     feed(durable.table, 1)
 
-    def full(*_values: Any) -> int:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patches:
-        patches.setattr("services.replay.chunk_log.os.pwrite", full)
+        patches.setattr("services.replay.chunk_log.os.pwrite", _no_space)
         with pytest.raises(RingBroken, match="no space is left"):
             durable.table.insert("a", 1, make_chunk(sequence=1), max_wait_s=0.0)
     with pytest.raises(RingBroken, match="takes no record"):  # memory is ahead of the log: no later chunk either
@@ -328,6 +325,96 @@ def test_the_log_stays_small_and_the_table_comes_back_from_any_of_its_segments(
             assert _state(durable.reopen()) == before
     assert sizes <= {1, 2}
     assert segments_in(durable.path / "chunks")[0].number >= 3
+
+
+def _fill_with_news(durable: Any, make_chunk: Any, num_news: int, sequence: int) -> int:
+    """What the log is told while no rows come; returns the next sequence number."""
+    for _ in range(num_news):
+        known = durable.table.store.history
+        durable.table.set_newest(known.newest_version + 1, known.newest_updates + 5)
+        nothing = make_chunk(T=0, sequence=sequence, first_step=4)
+        assert durable.table.insert("a", 1, nothing, max_wait_s=0.0).status is InsertStatus.APPLIED
+        sequence += 1
+    return sequence
+
+
+def test_the_log_does_not_grow_while_no_rows_come(make_durable: Any, feed: Any, make_chunk: Any) -> None:
+    durable = make_durable()
+    feed(durable.table, 1)
+    feed(durable.table, 1, actor="b")
+    sequence, sizes = 1, []
+    for _ in range(5):
+        sequence = _fill_with_news(durable, make_chunk, 1000, sequence)
+        sizes.append(durable.folder.log.num_bytes)
+    assert max(sizes) < 3 * (1 << 18)  # of 2.3 MB that were told
+    before = _state(durable.table)
+    assert _state(durable.reopen()) == before
+    assert durable.table.insert("a", 1, make_chunk(sequence=sequence, first_step=4), max_wait_s=0.0).reason == ""
+    before = _state(durable.table)
+    assert (before[0].unripe, before[0].lost_tail) == (6 + 6, 0)  # what came before goes on in what came after
+    assert _state(durable.reopen()) == before
+
+
+def test_windows_closed_while_no_rows_came_stay_closed(make_durable: Any, feed: Any, make_chunk: Any) -> None:
+    durable = make_durable()
+    for actor in ("a", "b", "c"):
+        feed(durable.table, 1, actor=actor)
+    durable.table._journal.roll()
+    durable.table.close_actor("b", 1)
+    feed(durable.table, 1, actor="c", incarnation=2, T=0)  # another life closes the windows of the one before
+    sequence = _fill_with_news(durable, make_chunk, 1500, 1)
+    files = segments_in(durable.path / "chunks")
+    assert [record.kind for record in records.parse(files[-1].file.read_bytes()).records[:3]] == [
+        records.RecordKind.SUMMARY,
+        records.RecordKind.CLOSED,
+        records.RecordKind.CLOSED,
+    ]
+    for actor, life in (("a", 1), ("b", 1), ("c", 2)):
+        chunk = make_chunk(sequence=sequence if actor == "a" else 1, first_step=0 if actor == "c" else 4)
+        assert durable.table.insert(actor, life, chunk, max_wait_s=0.0).status is InsertStatus.APPLIED
+    before = _state(durable.table)
+    assert before[0].lost_tail == 2 * 2
+    assert _state(durable.reopen()) == before
+
+
+@pytest.mark.parametrize("stage", ["os.pwrite", "os.fsync", "Path.replace", "sync_folder"])
+def test_a_death_while_a_segment_is_begun_anew_loses_nothing(
+    stage: str, make_durable: Any, feed: Any, make_chunk: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    durable = make_durable()
+    feed(durable.table, 1)
+    durable.table._journal.roll()
+    sequence = _fill_with_news(durable, make_chunk, 50, 1)
+    before = _state(durable.table)
+    with monkeypatch.context() as patches:
+        patches.setattr(f"services.replay.chunk_log.{stage}", _die)
+        with pytest.raises(Killed):
+            durable.table._journal.roll()
+    assert _state(durable.reopen()) == before
+    assert [file.name for file in sorted((durable.path / "chunks").iterdir())] == ["00000000.log", "00000001.log"]
+    assert _fill_with_news(durable, make_chunk, 1, sequence) == sequence + 1
+
+
+def test_a_disk_too_full_to_begin_a_segment_anew_blocks_and_can_be_retried(
+    make_durable: Any, feed: Any, make_chunk: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    durable = make_durable()
+    feed(durable.table, 1)
+    durable.table._journal.roll()
+    log = durable.folder.log
+    with monkeypatch.context() as full:
+        full.setattr("services.replay.chunk_log.SPARE_BYTES", log._size)
+        full.setattr("services.replay.chunk_log.os.fsync", _no_space)
+        answer = durable.table.insert("a", 1, make_chunk(sequence=1), max_wait_s=0.0)
+    assert answer.status is InsertStatus.BLOCKED
+    assert "no space is left" in answer.reason
+    assert durable.table.insert("a", 1, make_chunk(sequence=1), max_wait_s=0.0).status is InsertStatus.APPLIED
+    before = _state(durable.table)
+    assert _state(durable.reopen()) == before
+
+
+def _no_space(*_values: Any) -> None:
+    raise OSError(28, "No space left on device")
 
 
 def _flip(file: Path, at: int) -> None:
@@ -463,11 +550,8 @@ def test_a_disk_without_room_for_the_recovery_is_said_and_can_be_retried(
     durable.drop()
     another_boot()
 
-    def full(*_values: Any) -> None:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patches:
-        patches.setattr("services.replay.chunk_log.os.posix_fallocate", full)
+        patches.setattr("services.replay.chunk_log.os.posix_fallocate", _no_space)
         with pytest.raises(UserError, match=r"no space is left for .*00000001\.log"):
             durable.open()
     assert durable.open().store.counters.acknowledged == 16
@@ -475,7 +559,7 @@ def test_a_disk_without_room_for_the_recovery_is_said_and_can_be_retried(
 
 EVENT = st.sampled_from(
     ["insert", "insert", "insert", "gap", "restart", "close", "silence", "sick", "sample", "resend", "reopen", "kill",
-     "boot", "copy", "version", "version"]
+     "boot", "copy", "version", "version", "roll", "roll"]
 )  # fmt: skip
 
 
@@ -522,6 +606,9 @@ def _live(data: Any, durable: Any, make_chunk: Any, clock: Any, boot: List[str])
             table.set_newest(known.newest_version + 1, known.newest_updates + data.draw(st.integers(0, 20)))
         elif event == "silence":
             table.expire_actors()
+        elif event == "roll":
+            for _ in range(data.draw(st.integers(1, 2))):
+                table._journal.roll()
         elif event == "reopen":
             before = _state(table)
             assert _state(durable.reopen()) == before
