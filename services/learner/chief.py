@@ -9,12 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Optional, Tuple
 
-import numpy as np
 from typing_extensions import Self
 
 from services.common.config.load import to_toml
 from services.common.config.run import RunConfig
-from services.common.errors import UserError
 from services.common.files import write_atomically
 from services.common.heartbeat import Heartbeat, Pulse
 from services.common.lifecycle import Lifecycle
@@ -22,7 +20,7 @@ from services.common.log import Log
 from services.common.metrics import Metrics
 from services.common.peer import Peer
 from services.common.rpc import Server, Stopped
-from services.common.run_folder import Progress, RunFolder
+from services.common.run_folder import RunFolder
 from services.common.schema import Schema
 from services.common.security.transport import server_security
 from services.learner.averaged_parameters import AveragedParameters
@@ -39,8 +37,8 @@ from services.learner.checkpoint import Checkpoint, CheckpointFolder, generator_
 from services.learner.checkpoint_metrics import CheckpointMetrics
 from services.learner.chief_metrics import WAIT_REASONS, ChiefMetrics
 from services.learner.collaboration import Collaboration
-from services.learner.done_updates import DoneUpdates
 from services.learner.drain import UNDO, Drain
+from services.learner.earlier_life import STAND_INS, EarlierLife
 from services.learner.env_steps import AcknowledgedSteps
 from services.learner.farewell import wait_for_readers
 from services.learner.parameter_service import ParameterServicer, Status, add_to_server
@@ -60,8 +58,6 @@ if TYPE_CHECKING:
     from services.learner.monitor import Monitor
     from services.learner.nan_guard import NanGuard
     from services.learner.rest import Rest
-
-STAND_INS = "stand_ins"  # the generator that chooses the items which stand in for overwritten ones
 
 READER_THREADS = 16  # for calls that fetch parameters; each call under way holds one
 MAX_CALLS = 256  # readers that hear of a version at once are queued, each with a part of a set at most
@@ -89,12 +85,9 @@ class Chief:
             keep=settings.checkpoints_kept,
             best_updates=lambda: self._servicer.best_updates,
         )
-        self._resumed = self._load_checkpoint()
-        self._done = DoneUpdates(self._folder.updates_done)
-        self._stand_ins = np.random.default_rng(config.run.seed)
-        if self._resumed is not None and STAND_INS in self._resumed.generators:
-            self._stand_ins.bit_generator.state = self._resumed.generators[STAND_INS]
-        self._steps = AcknowledgedSteps(self._resumed.acknowledged if self._resumed else {})
+        self._earlier = EarlierLife(self._folder, self._checkpoints, config.algorithm.name, log)
+        self._stand_ins = self._earlier.stand_ins(config.run.seed)
+        self._steps = AcknowledgedSteps(self._earlier.acknowledged)
         self._status = Status()
         self._learner: Optional[Learner] = None
         self._metrics = Metrics("learner", run_id)
@@ -102,11 +95,8 @@ class Chief:
         self._peer = Peer(run_id, experience_pb2.ROLE_LEARNER, "learner", lifecycle.incarnation)
         self._readers = Readers(time.monotonic, config.actor.count, settings.max_peers)
         self._drain = Drain(self._readers, time.monotonic, log)
-        history = self._resumed.history if self._resumed else []
-        last_version = history[-1].version if history else 0
-        self._store = ParameterStore(
-            VersionReservation(self._folder.versions, last_version), history, wire_dtype=settings.wire_dtype
-        )
+        reservation = VersionReservation(self._folder.versions, self._earlier.last_version)
+        self._store = ParameterStore(reservation, self._earlier.history, wire_dtype=settings.wire_dtype)
         self._replay = self._make_replay_client()
         self._collaboration = Collaboration(
             config.gradients,
@@ -167,15 +157,6 @@ class Chief:
             updates=lambda: self._learner.updates if self._learner else self._status.progress.updates,
             max_lag_updates=self._config.staleness.max_lag_updates,
         )
-
-    def _load_checkpoint(self) -> Optional[Checkpoint]:
-        found = self._checkpoints.load_newest()
-        if found is not None and found.algorithm != self._config.algorithm.name:
-            raise UserError(
-                f"the checkpoint in {str(self._folder.path)!r} was trained by {found.algorithm}, the run file asks for "
-                f"{self._config.algorithm.name}: choose another run.name, or set algorithm.name back"
-            )
-        return found
 
     def _bind(self) -> Tuple[Server, int]:
         """The server with both services, which does not answer yet, and the port of the metrics."""
@@ -257,7 +238,7 @@ class Chief:
             store=self._store,
             metrics=self._metrics,
             events=EventLog(self._folder.tensorboard, max_bytes=self._config.learner.max_event_bytes),
-            earlier=self._resumed.progress if self._resumed else Progress(),
+            earlier=self._earlier.progress,
             clock=time.monotonic,
             env_steps=lambda: self._steps.total,
             latest_evaluation=lambda: self._servicer.latest,
@@ -272,8 +253,7 @@ class Chief:
 
         settings = self._config.learner
         statistics = build_statistics(self._config, learner, self._log)
-        earlier = self._resumed.average if self._resumed else {}
-        average = AveragedParameters(settings.average_rate, earlier, learner.updates)
+        average = AveragedParameters(settings.average_rate, self._earlier.average, learner.updates)
         publisher = Publisher(
             self._store, learner, period=settings.publish_schedule, average=average, statistics=statistics
         )
@@ -285,7 +265,7 @@ class Chief:
         self._folder.save_progress(monitor.progress(learner.updates))
 
         def after_update() -> None:
-            self._done.note(learner.updates)
+            self._earlier.note_updates(learner.updates)
             publisher.publish_if_due()
 
         self._lifecycle.spawn("env-steps", lambda: self._steps.watch(self._replay, self._lifecycle, statistics))
@@ -407,19 +387,7 @@ class Chief:
         return newest.version if newest else 0
 
     def _make_learner(self, schema: Schema) -> Learner:
-        config, resumed = self._config, self._resumed
-        if resumed is not None and resumed.schema != schema:
-            raise UserError(
-                f"the checkpoint in {str(self._folder.path)!r} does not fit the actors' environment: "
-                f"{resumed.schema.difference(schema)}; choose another run.name, or the environment of that run"
-            )
-        learner = build_learner(config, schema, config.run.seed)
-        if resumed is not None:
-            learner.load_state(resumed.state)
-        lost = self._done.updates - learner.updates  # since the checkpoint, by a life that was killed
-        if resumed is not None:
-            self._log.info("resumed", updates=learner.updates, lost_updates=max(0, lost), env_steps=self._steps.total)
-        elif lost > 0:
-            self._log.warning("training begins anew: it ended before its first checkpoint", lost_updates=lost)
-        self._done.note(learner.updates)
+        self._earlier.check_fits(schema)
+        learner = build_learner(self._config, schema, self._config.run.seed)
+        self._earlier.resume(learner, env_steps=self._steps.total)
         return learner

@@ -25,6 +25,7 @@ from services.common.waits import Waits
 from services.common.wire import WireError
 from services.learner.batch_queue import BatchQueue
 from services.learner.drawn_batch import DrawnBatch
+from services.learner.priority_outbox import PriorityOutbox
 from services.learner.ring_rows import RingRows, attach
 from shoal.v1 import replay_pb2, replay_pb2_grpc
 
@@ -105,7 +106,7 @@ class ReplayClient:
         self._log = log
         # No more is drawn ahead than all calls under way bring: the older a draw, the staler its priorities.
         self._queue: BatchQueue[DrawnBatch] = BatchQueue(batches_per_sample * samples_in_flight)
-        self._priorities: List[Tuple[int, npt.NDArray[np.int64], npt.NDArray[np.float32]]] = []
+        self._priorities = PriorityOutbox()
         self._lock = threading.Lock()
         self._is_draining = is_draining
         self._is_paused = is_paused
@@ -226,8 +227,7 @@ class ReplayClient:
 
     def report(self, drawn: DrawnBatch, td_error: npt.NDArray[np.float32]) -> None:
         """Send |TD errors| back with the next draw."""
-        with self._lock:
-            self._priorities.append((drawn.table_id, drawn.batch.keys, td_error))
+        self._priorities.add(drawn.table_id, drawn.batch.keys, td_error)
 
     def chunks_of(self, table_id: int, keys: Sequence[int]) -> List[str]:
         """Names of the chunks that brought items, each once, for people: without those that are not to be found now."""
@@ -250,7 +250,7 @@ class ReplayClient:
 
     def deliver(self) -> None:
         """Send the last priorities without a draw; one try, since losing them harms nothing."""
-        updates = self._take_priorities()
+        updates = self._priorities.take()
         if updates is not None:
             request = replay_pb2.UpdatePrioritiesRequest(peer=self._peer.to_proto(self._digest), priorities=updates)
             try:
@@ -303,7 +303,7 @@ class ReplayClient:
             peer=self._peer.to_proto(self._digest),
             num_batches=num_batches,
             batch_size=self._batch_size,
-            priorities=self._take_priorities(),
+            priorities=self._priorities.take(),
             newest_version=version,
             updates=updates,
             max_wait_seconds=SAMPLE_WAIT_S,
@@ -388,19 +388,6 @@ class ReplayClient:
                 self._log.info("rows come over gRPC", reason=str(error))
             else:
                 self._log.info("rows come from the mapped ring")
-
-    def _take_priorities(self) -> Optional[replay_pb2.PriorityUpdates]:
-        with self._lock:
-            taken, self._priorities = self._priorities, []
-        if not taken:
-            return None
-        table_id = taken[-1][0]
-        alive = [entry for entry in taken if entry[0] == table_id]  # keys of an earlier table name nothing now
-        return replay_pb2.PriorityUpdates(
-            table_id=table_id,
-            keys=np.concatenate([keys for _, keys, _ in alive]).tobytes(),
-            td_error=np.concatenate([td_error for _, _, td_error in alive]).astype(np.float64).tobytes(),
-        )
 
 
 def batches_in(num_bytes: int, batch_size: int, schema: Schema) -> int:

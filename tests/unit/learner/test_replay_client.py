@@ -197,20 +197,6 @@ def test_nothing_to_deliver_is_no_call(client: ReplayClient, replay: Replay) -> 
     assert replay.tails == []
 
 
-def test_priorities_of_another_table_are_left_out(client: ReplayClient, replay: Replay) -> None:
-    replay.fill()
-    client.start(SCHEMA)
-    drawn = client.next()
-    client.finish()
-    old = replay_client.DrawnBatch(drawn.batch, table_id=99)
-    client.report(old, _error(old, 1.0))
-    client.report(drawn, _error(drawn, 2.0))
-    updates: Any = client._take_priorities()
-    assert updates.table_id == drawn.table_id
-    np.testing.assert_array_equal(np.frombuffer(updates.td_error, np.float64), np.full(N, 2.0))
-    assert client._take_priorities() is None
-
-
 def test_a_replay_that_is_gone_or_new_does_not_harm_the_end(
     make_client: Any, replay: Replay, log: FakeLog, free_address: Callable[[], str]
 ) -> None:
@@ -390,16 +376,6 @@ def test_chunks_of_items_are_named_once_each(replay: Replay, client: ReplayClien
 def test_chunks_of_a_replay_that_is_gone_are_not_named(make_client: Callable[..., ReplayClient], log: FakeLog) -> None:
     assert make_client("127.0.0.1:9").chunks_of(0, [0, 1, 2]) == []
     assert [event for _, event, _ in log.lines].count("the chunks of items are not to be found") == 1
-
-
-def test_priorities_that_wait_are_counted(replay: Replay, client: ReplayClient) -> None:
-    replay.fill()
-    client.start(SCHEMA)
-    drawn = client.next()
-    client.finish()
-    assert client.num_priorities == 0
-    client.report(drawn, np.ones(N, np.float32))
-    assert client.num_priorities == 1
 
 
 def test_a_paused_client_hands_out_what_it_has_drawn_and_draws_no_more(
