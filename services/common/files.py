@@ -9,9 +9,19 @@ import stat
 from pathlib import Path
 from typing import Callable
 
-from services.common.errors import UserError
+from services.common.errors import EXIT_CRASH, UserError
 
 FILE_MODE = 0o640  # the group of the services may read
+
+
+class OutOfDescriptors(UserError):
+    """A file could not be opened, for this process or the machine has too many open: a later life may find one free."""
+
+    exit_code = EXIT_CRASH
+
+    def __init__(self, sentence: str) -> None:
+        """Say `sentence`, and what to do."""
+        super().__init__(f"{sentence}: raise its limit (ulimit -n; LimitNOFILE= of a unit; ulimits of a container)")
 
 
 def write_atomically(file: Path, data: bytes, mode: int = 0) -> None:
@@ -58,6 +68,8 @@ def make_atomically(file: Path, write: Callable[[Path], object], mode: int = 0) 
 
 def cannot_write(file: Path, error: OSError) -> UserError:
     """The sentence for a file of a run that could not be written, with what to do about this reason."""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return OutOfDescriptors(f"cannot write {str(file)!r}: too many files are open")
     advice = "choose another run.folder"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         advice = f"free some space or {advice}"
@@ -75,6 +87,8 @@ def storage_error(file: Path, error: OSError, need: str) -> UserError:
             f"{str(file)!r} cannot be written ({error.strerror}), and {need}: make the folder writable for this user, "
             "or choose another folder"
         )
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return OutOfDescriptors(f"{str(file)!r} cannot be opened, and {need}: too many files are open")
     return UserError(f"{str(file)!r} cannot be written, and {need}: {error.strerror}")
 
 

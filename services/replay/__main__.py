@@ -162,6 +162,13 @@ class Tables:
             items=info.num_items,
             seconds=round(time.monotonic() - began_s, 2),
         )
+        if any(table.damage.values()):
+            self._log.warning(
+                "something of the ring was damaged when the machine stopped: what it held is dropped and counted",
+                chunks=table.damage["ring"],
+                log_segments=table.damage["log"],
+                reset_steps=info.steps.reset,
+            )
         if (had.n_step, had.discount) != (info.n_step, info.discount):
             self._log.info("its items are rebuilt", n_step=info.n_step, discount=info.discount)
         return table

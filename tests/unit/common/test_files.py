@@ -8,8 +8,8 @@ from typing import Any, Iterator, List
 
 import pytest
 
-from services.common.errors import UserError
-from services.common.files import write_atomically
+from services.common.errors import EXIT_CRASH, UserError
+from services.common.files import cannot_write, storage_error, write_atomically
 
 
 def test_a_file_is_written_whole_into_a_folder_that_is_made(tmp_path: Path) -> None:
@@ -102,3 +102,12 @@ def test_a_full_disk_leaves_the_old_file(tiny_disk: Path) -> None:
     assert [its.name for its in tiny_disk.iterdir()] == ["x"]
     write_atomically(file, b"n" * 2000)
     assert file.read_bytes() == b"n" * 2000
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_too_many_open_files_are_no_mistake_in_the_run_file(number: int) -> None:
+    error = OSError(number, os.strerror(number))
+    for found in (cannot_write(Path("x"), error), storage_error(Path("x"), error, "it is needed")):
+        assert "too many files are open: raise its limit" in str(found)
+        assert "folder" not in str(found)
+        assert found.exit_code == EXIT_CRASH  # supervision starts it again

@@ -2,15 +2,19 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import List
+from typing import Any, List, cast
 
 import pytest
 
 from services.common.config.load import load
-from services.common.log import make_log
-from services.replay.__main__ import make_dump, table_settings
+from services.common.log import Log, make_log
+from services.common.ring_layout import column_file
+from services.common.waits import Waits
+from services.replay.__main__ import Tables, make_dump, table_settings
 from services.replay.rate_limiter import make_limiter
 from services.replay.sampler_settings import SamplerSettings
+from services.replay.waiting import REASONS
+from tests.fakes import FakeLog
 
 QUEUE = ["--replay.selector", "fifo", "--replay.max_times_sampled", "1"]
 
@@ -35,3 +39,29 @@ def test_dumps_are_off_unless_there_is_a_folder(tmp_path: Path) -> None:
     flags = ["--replay.dump_dir", str(tmp_path)]
     assert make_dump(load(None, flags).config, log) is not None
     assert make_dump(load(None, [*flags, "--replay.max_dumps", "0"]).config, log) is None
+
+
+def test_a_ring_that_came_back_damaged_is_told(
+    tmp_path: Path, schema: Any, feed: Any, another_boot: Any, log: FakeLog
+) -> None:
+    flags = ["--replay.data_dir", str(tmp_path), "--run.name", "x"]
+    config = load(None, flags).config
+    tables = Tables(config, nonce="5", log=cast(Log, log), waits=Waits(REASONS))
+    table = tables.make(schema)
+    feed(table, 3)
+    assert table.folder is not None
+    table.folder.close()
+    rewards = column_file(tmp_path / "x", "reward")
+    data = bytearray(rewards.read_bytes())
+    data[4] ^= 1  # of the first chunk, 8 steps
+    rewards.write_bytes(data)
+    another_boot()
+    table = Tables(config, nonce="5", log=cast(Log, log), waits=Waits(REASONS)).reopen()
+    assert table is not None
+    (told,) = [values for level, _, values in log.lines if level == "warning"]
+    assert (told["chunks"], told["log_segments"], told["reset_steps"]) == (1, 0, 8)
+    assert table.folder is not None
+    table.folder.close()
+    log.lines.clear()
+    assert Tables(config, nonce="5", log=cast(Log, log), waits=Waits(REASONS)).reopen() is not None
+    assert log.events("warning") == []  # told once
