@@ -9,6 +9,8 @@ import threading
 import time
 from typing import List, Tuple
 
+from typing_extensions import Self
+
 PIECE_BYTES = 1460  # what one packet carries
 
 
@@ -32,7 +34,7 @@ class SlowLink:
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept, name="slow-link", daemon=True).start()
 
-    def __enter__(self) -> SlowLink:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_exc: object) -> None:

@@ -27,6 +27,7 @@ class Lifecycle:
         self.incarnation = secrets.randbits(63) | 1  # never 0, which is how a peer without one would look
         self.stopping = threading.Event()
         self.reason = ""
+        self.was_asked = False  # whether the stop came from outside, by a signal or the launcher's end
         self._failure: Optional[BaseException] = None
         self._threads: List[threading.Thread] = []
         self._on_stop: List[Callable[[], None]] = []
@@ -51,12 +52,12 @@ class Lifecycle:
             descriptor = int(environ[LIFELINE_VARIABLE])
             threading.Thread(target=self._watch_lifeline, args=(descriptor,), name="lifeline", daemon=True).start()
 
-    def stop(self, reason: str) -> None:
-        """Ask the process to end; the first reason is kept."""
+    def stop(self, reason: str, *, asked: bool = False) -> None:
+        """Ask the process to end; the first reason is kept, and whether it came from outside (`asked`)."""
         with self._lock:
             if self.stopping.is_set():
                 return
-            self.reason = reason
+            self.reason, self.was_asked = reason, asked
             self.stopping.set()
             callbacks = list(self._on_stop)
         if self._has_budget:
@@ -107,14 +108,14 @@ class Lifecycle:
         while True:
             for number in os.read(descriptor, 64):
                 if number in STOP_SIGNALS:
-                    self.stop(signal.Signals(number).name)
+                    self.stop(signal.Signals(number).name, asked=True)
 
     def _watch_lifeline(self, descriptor: int) -> None:
         # A pipe and not PR_SET_PDEATHSIG: that one fires when the launcher's *thread* ends.
         with contextlib.suppress(OSError):
             while os.read(descriptor, 64):
                 pass
-        self.stop("the launcher is gone")
+        self.stop("the launcher is gone", asked=True)
 
 
 def _end_hang() -> None:

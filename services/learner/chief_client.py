@@ -213,6 +213,7 @@ class ChiefClient:
             return self._last_try(request)
 
     def _last_try(self, request: gradients_pb2.PushRequest) -> Optional[gradients_pb2.PushResponse]:
+        """The answer of a chief that gives one in a stop; None otherwise."""
         try:
             response = call_once(self._stub.Push, request, timeout_s=LAST_PUSH_TIMEOUT_S)
         except (Refused, Unavailable):

@@ -172,6 +172,7 @@ class ReplayClient:
         """The replay's state.
 
         Raises:
+            Refused: it does not let this process ask, as when its token was withdrawn.
             Unavailable: it does not answer.
         """
         request = replay_pb2.GetReplayInfoRequest(peer=self._peer.to_proto())

@@ -26,7 +26,7 @@ from services.common.peer import Peer
 from services.common.rpc import Caller
 from services.common.schema import Schema
 from services.common.security.transport import ClientSecurity, client_security, server_security
-from services.common.service import main
+from services.common.service import end_process, main
 from services.common.waits import Waited
 from shoal.v1 import experience_pb2, parameters_pb2, parameters_pb2_grpc
 
@@ -197,4 +197,4 @@ class Reporter:
 
 
 if __name__ == "__main__":
-    sys.exit(main("evaluator", run, sys.argv[1:]))
+    end_process(main("evaluator", run, sys.argv[1:]))

@@ -25,7 +25,7 @@ while not stops:
     life.stopping.wait(0.01)
 if "hang" in sys.argv:
     threading.Event().wait()
-print(life.reason, sum(stops), flush=True)
+print(life.reason, sum(stops), life.was_asked, flush=True)
 """
 
 
@@ -48,7 +48,7 @@ def test_a_signal_stops_a_process_in_order(number: signal.Signals) -> None:
     process.send_signal(number)
     process.send_signal(number)
     out, err = process.communicate(timeout=20)
-    assert (process.returncode, out, err) == (0, f"{number.name} 1\n", "")
+    assert (process.returncode, out, err) == (0, f"{number.name} 1 True\n", "")
 
 
 def test_a_process_that_hangs_in_its_stop_says_where_and_ends() -> None:
@@ -69,7 +69,7 @@ def test_the_launchers_death_stops_a_process() -> None:
         process.wait(0.2)
     os.close(write)
     out, _err = process.communicate(timeout=20)
-    assert (process.returncode, out) == (0, "the launcher is gone 1\n")
+    assert (process.returncode, out) == (0, "the launcher is gone 1 True\n")
 
 
 def test_the_first_reason_is_kept_and_callbacks_come_once() -> None:
@@ -77,8 +77,8 @@ def test_the_first_reason_is_kept_and_callbacks_come_once() -> None:
     calls: Any = []
     life.on_stop(lambda: calls.append("before"))
     life.stop("first")
-    life.stop("second")
-    assert life.reason == "first"
+    life.stop("second", asked=True)
+    assert (life.reason, life.was_asked) == ("first", False)
     assert calls == ["before"]
     life.on_stop(lambda: calls.append("after"))
     assert calls == ["before", "after"]
