@@ -415,7 +415,13 @@ class Chief:
             )
         learner = build_learner(config, schema, config.run.seed)
         if resumed is not None:
-            learner.load_state(resumed.state)
+            try:
+                learner.load_state(resumed.state)
+            except ValueError as error:
+                raise UserError(
+                    f"the checkpoint in {str(self._folder.path)!r} does not fit the run file: {error}; choose another "
+                    "run.name, or set the run file back"
+                ) from None
         lost = self._done.updates - learner.updates  # since the checkpoint, by a life that was killed
         if resumed is not None:
             self._log.info("resumed", updates=learner.updates, lost_updates=max(0, lost), env_steps=self._steps.total)

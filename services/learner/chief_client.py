@@ -10,7 +10,7 @@ from services.common.errors import Fenced
 from services.common.lifecycle import Lifecycle
 from services.common.log import Log
 from services.common.parameter_download import ParameterDownload
-from services.common.parameter_set import ParameterSet
+from services.common.parameter_set import ParameterSet, ParameterShapes
 from services.common.peer import Peer
 from services.common.rpc import Backoff, Caller, Refused, Stopped, Unavailable, call_once
 from services.common.security.transport import CALL_IN_THE_CLEAR, ClientSecurity
@@ -42,6 +42,7 @@ class ChiefClient:
         security: ClientSecurity = CALL_IN_THE_CLEAR,
         waits: Optional[Waits] = None,
         data_waiting_for: Callable[[], str] = lambda: "",
+        shapes: Optional[ParameterShapes] = None,
     ) -> None:
         """Connect to nothing yet.
 
@@ -55,9 +56,11 @@ class ChiefClient:
             security: certificates and token.
             waits: of the process, with WAIT_REASONS among its reasons.
             data_waiting_for: one sentence while there is nothing to compute on but a base; the chief is told.
+            shapes: of what this helper's learner takes; None: any.
         """
         self._waits = waits or Waits(WAIT_REASONS)
         self._data_waiting_for = data_waiting_for
+        self._shapes = shapes
         self._waiting_for = ""
         self._caller = Caller("chief", address, lifecycle.stopping, log, security=security)
         self._stub = gradients_pb2_grpc.GradientServiceStub(self._caller.channel)
@@ -87,7 +90,7 @@ class ChiefClient:
 
         Raises:
             Fenced: a newer life of this helper has taken over.
-            Refused: the chief takes no further helper, or not this one.
+            Refused: the chief takes no further helper, or not this one, or trains other networks.
             Stopped: the process is to end.
         """
         with self._waits.on("parameters"):
@@ -234,4 +237,5 @@ class ChiefClient:
             stopping=self._stopping,
             log=self._log,
             waiting_for=lambda: self._data_waiting_for() or self._waiting_for,
+            shapes=self._shapes,
         )

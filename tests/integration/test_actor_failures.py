@@ -15,10 +15,12 @@ import pytest
 import safetensors.numpy
 
 from services.actor.actor import Actor
+from services.actor.evaluator.__main__ import run as evaluate
 from services.agent.networks import initial_parameters
 from services.common.chunk import Chunk
 from services.common.codec import decode_chunk
 from services.common.config.load import load
+from services.common.errors import EXIT_USER, UserError
 from services.common.lifecycle import Lifecycle
 from services.common.rpc import Server
 from services.common.run_folder import RunFolder
@@ -100,29 +102,31 @@ def peers(free_address: Callable[[], str]) -> Iterator[Peers]:
     made.go(*made._servers)
 
 
+def _flags(peers: Peers, **changes: Any) -> List[str]:
+    values: Dict[str, Any] = {
+        "run.name": RUN_ID,
+        "env.factory": "tests.failing_envs:make_paced",
+        "env.lanes": LANES,
+        "td3.hidden_sizes": "[8]",
+        "replay.addresses": peers.addresses["replay"],
+        "learner.address": peers.addresses["chief"],
+        "actor.index": 0,
+        "actor.count": 1,
+        "actor.chunk_steps": CHUNK_STEPS,
+        "actor.buffer_chunks": 2,
+        "actor.poll_period_s": 0.05,
+        "actor.max_policy_age_s": 30,
+        **changes,
+    }
+    return [f"--{key}={value}" for key, value in values.items() if value is not None]
+
+
 class Acting:
     """An actor on a thread, as its `__main__` runs it."""
 
     def __init__(self, peers: Peers, **changes: Any) -> None:
-        values: Dict[str, Any] = {
-            "run.name": RUN_ID,
-            "env.factory": "tests.failing_envs:make_paced",
-            "env.lanes": LANES,
-            "td3.hidden_sizes": "[8]",
-            "replay.addresses": peers.addresses["replay"],
-            "learner.address": peers.addresses["chief"],
-            "actor.index": 0,
-            "actor.count": 1,
-            "actor.chunk_steps": CHUNK_STEPS,
-            "actor.buffer_chunks": 2,
-            "actor.poll_period_s": 0.05,
-            "actor.max_policy_age_s": 30,
-            **changes,
-        }
         self.life, self.log = Lifecycle(), FakeLog()
-        self.actor = Actor(
-            load(None, [f"--{key}={value}" for key, value in values.items()]).config, self.life, self.log
-        )
+        self.actor = Actor(load(None, _flags(peers, **changes)).config, self.life, self.log)
         self.failure: Optional[BaseException] = None
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -334,6 +338,37 @@ def test_a_step_that_hangs_is_named_to_whoever_asks_the_chief(
     eventually(lambda: acting.produced() > 0)
     eventually(lambda: "the environment goes on" in acting.log.events("info"))
     acting.finish()
+
+
+@pytest.mark.parametrize(
+    ("hidden_sizes", "difference"),
+    [
+        ("[9]", r"'policy\.0\.weight' is \(6, 8\) there, and \(6, 9\) here"),
+        ("[8, 8]", r"'policy\.1\.weight' is \(8, 1\) there, and \(8, 8\) here"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("who", "changes"),
+    [
+        ("actor", {}),
+        ("actor", {"actor.index": None}),  # it asks the chief for one, on another thread than later for parameters
+        ("evaluator", {"evaluator.metrics_port": 0, "evaluator.nice": 0}),
+    ],
+)
+def test_a_chief_of_other_networks_is_a_mistake_to_mend(
+    who: str, changes: Dict[str, Any], hidden_sizes: str, difference: str, peers: Peers, make_acting: Any
+) -> None:
+    told = rf"the chief's parameters do not fit this {who}: {difference}; start both with the same run file"
+    values = {"td3.hidden_sizes": hidden_sizes, **changes}
+    with pytest.raises(UserError, match=told) as caught:
+        if who == "evaluator":
+            evaluate(load(None, _flags(peers, **values)).config, Lifecycle(), FakeLog())
+        else:
+            acting = make_acting(**values)
+            acting._thread.join(15)
+            acting.finish()
+    assert caught.value.exit_code == EXIT_USER
+    assert [chunk.num_valid for chunk in peers.replay.chunks if chunk.num_valid] == []  # nothing was acted
 
 
 @pytest.mark.parametrize(

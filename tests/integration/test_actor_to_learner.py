@@ -404,6 +404,8 @@ def test_another_algorithm_or_environment_is_refused(run: Run) -> None:
     run.train()
     with pytest.raises(UserError, match="was trained by td3, the run file asks for dqn"):
         run.train(**{"algorithm.name": "dqn"})
+    with pytest.raises(UserError, match=r"does not fit the run file: .*hidden_sizes.*; choose another run\.name"):
+        run.train(**{"td3.hidden_sizes": "[9]", "learner.max_updates": 60})
     other = replace(SCHEMA, observation=SCHEMA.observation[:1])
     run.servicer._table = run.servicer._make_table(other)
     with pytest.raises(UserError, match="does not fit the actors' environment: observation 'policy' is missing there"):
