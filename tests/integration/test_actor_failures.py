@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional
 
+import grpc
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -60,8 +61,13 @@ class Replay(ReplayServicer):
             fail=pytest.fail,
         )
         self.chunks: List[Chunk] = []
+        self.knows_tokens = True
+        self.num_refused = 0
 
     def Insert(self, request: Any, context: Any) -> Any:  # noqa: N802
+        if not self.knows_tokens:
+            self.num_refused += 1
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "this service does not know the caller's token")
         response = super().Insert(request, context)
         if response.status == 1 and request.HasField("chunk"):
             self.chunks.append(decode_chunk(request.chunk))
@@ -360,13 +366,17 @@ def test_a_chief_of_other_networks_is_a_mistake_to_mend(
 ) -> None:
     told = rf"the chief's parameters do not fit this {who}: {difference}; start both with the same run file"
     values = {"td3.hidden_sizes": hidden_sizes, **changes}
-    with pytest.raises(UserError, match=told) as caught:
+
+    def live() -> None:
         if who == "evaluator":
             evaluate(load(None, _flags(peers, **values)).config, Lifecycle(), FakeLog())
-        else:
-            acting = make_acting(**values)
-            acting._thread.join(15)
-            acting.finish()
+            return
+        acting = make_acting(**values)
+        acting._thread.join(15)
+        acting.finish()
+
+    with pytest.raises(UserError, match=told) as caught:
+        live()
     assert caught.value.exit_code == EXIT_USER
     assert [chunk.num_valid for chunk in peers.replay.chunks if chunk.num_valid] == []  # nothing was acted
 
@@ -382,20 +392,8 @@ def test_a_chief_of_other_networks_is_a_mistake_to_mend(
 def test_a_simulator_that_breaks_down_ends_the_process_and_a_new_life_takes_over(
     how: str, code: int, said: str, peers: Peers
 ) -> None:
-    flags = {
-        "run.name": RUN_ID,
-        "env.factory": "tests.failing_envs:make_ending",
-        "env.kwargs": f'{{ how = "{how}", after = 40 }}',
-        "env.lanes": LANES,
-        "td3.hidden_sizes": "[8]",
-        "replay.addresses": peers.addresses["replay"],
-        "learner.address": peers.addresses["chief"],
-        "actor.name": "actor-0",
-        "actor.index": 0,
-        "actor.chunk_steps": CHUNK_STEPS,
-        "actor.count": 1,
-    }
-    command = [sys.executable, "-m", "services.actor", *(f"--{key}={value}" for key, value in flags.items())]
+    ending = {"env.factory": "tests.failing_envs:make_ending", "env.kwargs": f'{{ how = "{how}", after = 40 }}'}
+    command = [sys.executable, "-m", "services.actor", *_flags(peers, **ending, **{"actor.name": "actor-0"})]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     incarnations, acknowledged = [], []
     for _ in range(2):
@@ -409,3 +407,24 @@ def test_a_simulator_that_breaks_down_ends_the_process_and_a_new_life_takes_over
         acknowledged.append(info.steps.acknowledged)
     assert incarnations[0] != incarnations[1]
     assert 0 < acknowledged[0] < acknowledged[1]
+
+
+def test_an_actor_whose_token_was_withdrawn_ends_as_asked(peers: Peers, eventually: Eventually) -> None:
+    command = [sys.executable, "-m", "services.actor", *_flags(peers, **{"actor.name": "actor-0"})]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ) as process:
+        try:
+            eventually(lambda: len(peers.replay.chunks) > 2)
+            peers.replay.knows_tokens = False
+            eventually(lambda: peers.replay.num_refused)
+            process.terminate()
+            said, errors = process.communicate(timeout=20)
+        finally:
+            process.kill()
+    assert (process.returncode, errors) == (0, "")
+    assert 'warning the last chunks wait for the replay reason="this service does not know the caller\'s token"' in said
+    dropped = int(said.partition("steps are dropped at the stop steps=")[2].split()[0])
+    acknowledged = int(said.partition("info    steps acknowledged=")[2].split()[0])
+    assert dropped >= LANES
+    assert acknowledged == peers.replay.info().steps.acknowledged
+    assert said.endswith("stopped reason=SIGTERM\n")
