@@ -9,6 +9,7 @@ import secrets
 import signal
 import sys
 import threading
+import time
 from typing import Any, Callable, List, Mapping, Optional
 
 LIFELINE_VARIABLE = "_SHOAL_LIFELINE"  # file descriptor of the read end of the launcher's pipe
@@ -33,6 +34,7 @@ class Lifecycle:
         self._on_stop: List[Callable[[], None]] = []
         self._lock = threading.Lock()
         self._has_budget = False
+        self._stopped_at_s = 0.0
 
     def start(self, environ: Mapping[str, str]) -> None:
         """Take over SIGTERM and SIGINT, and watch the launcher's lifeline if `environ` names one.
@@ -57,13 +59,24 @@ class Lifecycle:
         with self._lock:
             if self.stopping.is_set():
                 return
-            self.reason, self.was_asked = reason, asked
+            self.reason, self.was_asked, self._stopped_at_s = reason, asked, time.monotonic()
             self.stopping.set()
             callbacks = list(self._on_stop)
         if self._has_budget:
             threading.Thread(target=_end_hang, name="stop-budget", daemon=True).start()
         for callback in callbacks:
             callback()
+
+    def last_s(self, most_s: float) -> float:
+        """The deadline of a last call: `most_s`, or in a stop no more than a quarter of what is left of its budget.
+
+        A call that was under way when the stop came may have waited for most of it; several calls, and what is written
+        after them, are to fit into the rest.
+        """
+        if not self.stopping.is_set():
+            return most_s
+        left_s = STOP_BUDGET_S - (time.monotonic() - self._stopped_at_s)
+        return min(most_s, max(0.0, left_s) / 4)
 
     def on_stop(self, callback: Callable[[], None]) -> None:
         """Call `callback` once when the stop is asked for; it wakes what waits and must not block."""

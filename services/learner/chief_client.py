@@ -22,6 +22,7 @@ WAIT_REASONS = ("parameters", "chief")
 JOIN_TIMEOUT_S = 5.0
 PUSH_TIMEOUT_S = 8.0  # the chief holds a push for 5 s at most
 LAST_PUSH_TIMEOUT_S = 2.0  # at a stop, for the answer to a push that is under way
+LEAVE_TIMEOUT_S = 1.0
 RENEW_AFTER = 0.3  # of a lease that no push has renewed: a chief that waits for data must not forget its helpers
 AT_REST = "the run is drained, and takes no further step"
 POLL_S = 0.05  # between two looks for the next base, where the answer to a push did not come with one
@@ -66,6 +67,7 @@ class ChiefClient:
         self._stub = gradients_pb2_grpc.GradientServiceStub(self._caller.channel)
         self._peer = peer
         self._schema_digest = schema_digest
+        self._last_s = lifecycle.last_s
         self._stopping = lifecycle.stopping
         self._log = log
         self._download = self._make_download()
@@ -161,7 +163,7 @@ class ChiefClient:
         if self._joined:
             request = gradients_pb2.LeaveRequest(peer=self._peer.to_proto(self._schema_digest))
             try:
-                call_once(self._stub.Leave, request, timeout_s=1.0)
+                call_once(self._stub.Leave, request, timeout_s=self._last_s(LEAVE_TIMEOUT_S))
             except (Refused, Unavailable) as error:
                 self._log.info("the chief did not hear that this helper leaves", reason=str(error))
 
@@ -218,7 +220,7 @@ class ChiefClient:
     def _last_try(self, request: gradients_pb2.PushRequest) -> Optional[gradients_pb2.PushResponse]:
         """The answer of a chief that gives one in a stop; None otherwise."""
         try:
-            response = call_once(self._stub.Push, request, timeout_s=LAST_PUSH_TIMEOUT_S)
+            response = call_once(self._stub.Push, request, timeout_s=self._last_s(LAST_PUSH_TIMEOUT_S))
         except (Refused, Unavailable):
             return None
         indefinite = (gradients_pb2.PUSH_STATUS_PENDING, gradients_pb2.PUSH_STATUS_BAD_CHECKSUM)

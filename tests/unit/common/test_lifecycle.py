@@ -9,7 +9,8 @@ from typing import Any, List
 
 import pytest
 
-from services.common.lifecycle import LIFELINE_VARIABLE, Lifecycle
+from services.common import lifecycle
+from services.common.lifecycle import LIFELINE_VARIABLE, STOP_BUDGET_S, Lifecycle
 
 # Says `ready`, waits for the stop, says why it came; `hang` never ends by itself.
 PROCESS = """
@@ -82,6 +83,18 @@ def test_the_first_reason_is_kept_and_callbacks_come_once() -> None:
     assert calls == ["before"]
     life.on_stop(lambda: calls.append("after"))
     assert calls == ["before", "after"]
+
+
+def test_last_calls_share_what_is_left_of_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    life, now_s = Lifecycle(), 100.0
+    monkeypatch.setattr(lifecycle.time, "monotonic", lambda: now_s)
+    assert life.last_s(20.0) == 20.0
+    life.stop("test")
+    assert (life.last_s(2.0), life.last_s(20.0)) == (2.0, STOP_BUDGET_S / 4)
+    now_s += STOP_BUDGET_S - 1.0
+    assert life.last_s(2.0) == 0.25
+    now_s += 5.0
+    assert life.last_s(2.0) == 0.0
 
 
 def test_a_stop_in_a_foreign_process_sets_no_budget() -> None:
