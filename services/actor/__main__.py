@@ -9,7 +9,7 @@ from services.actor.cpus import use_cpus
 from services.common.config.run import RunConfig
 from services.common.lifecycle import Lifecycle
 from services.common.log import Log
-from services.common.service import main
+from services.common.service import end_process, main
 
 
 def run(config: RunConfig, lifecycle: Lifecycle, log: Log) -> None:
@@ -23,4 +23,4 @@ def run(config: RunConfig, lifecycle: Lifecycle, log: Log) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main("actor", run, sys.argv[1:]))
+    end_process(main("actor", run, sys.argv[1:]))

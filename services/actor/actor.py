@@ -17,7 +17,7 @@ from services.actor.lane_group import LaneGroup, build_envs, check_chunk_bytes, 
 from services.actor.metrics import WAIT_REASONS, ActorBounds, ActorMetrics
 from services.actor.parameter_client import ParameterClient
 from services.actor.watchdog import Watchdog
-from services.agent.registry import check_action, policy_class
+from services.agent.registry import acting_shapes, check_action, policy_class
 from services.common.chunk import Chunk
 from services.common.config.run import ActorSection, RunConfig
 from services.common.heartbeat import Heartbeat, Pulse
@@ -67,6 +67,7 @@ class Actor:
             log=log,
             waiting_for=lambda: self._watchdog.waiting_for or self._sender.unanswered or self._idle_for(),
             is_drained=self._is_drained,
+            shapes=acting_shapes(config.algorithm.name, self._schema, config.algorithm_settings),
             security=security,
             parked=partial(waits.on, "parked"),
             away=partial(waits.on, "chief_away"),

@@ -16,7 +16,7 @@ from services.common.errors import Fenced
 from services.common.log import Log
 from services.common.peer import Peer
 from services.common.round_trip import RoundTrips
-from services.common.rpc import Caller, Refused, Stopped, Unavailable, call_once
+from services.common.rpc import Caller, Refused, Stopped, TokenRefused, Unavailable, call_once
 from services.common.schema import Schema
 from services.common.security.transport import CALL_IN_THE_CLEAR, ClientSecurity
 from services.common.waits import Held
@@ -187,13 +187,21 @@ class ChunkSender:
             self._changed.notify_all()
 
     def run(self) -> None:
-        """Deliver until closed; run it on a thread."""
+        """Deliver until closed; run it on a thread.
+
+        Raises:
+            Fenced, Refused: the replay takes no more of this actor's chunks; not in a stop, where it is a warning.
+        """
         try:
             self._deliver_until_stopped()
             self._flush()
+        except (Fenced, Refused) as error:
+            if not self._stopping.is_set():
+                raise
+            self._log.warning("the replay takes none of the last chunks", reason=str(error))
         finally:
             with self._changed:
-                self._ended = True
+                self._give_up()
             self._caller.close()
 
     def _deliver_until_stopped(self) -> None:
@@ -212,9 +220,11 @@ class ChunkSender:
             try:
                 self._deliver(queued)
             except Stopped:
-                with self._changed:
-                    self._queue.appendleft(queued)
+                self._put_back(queued)
                 return
+            except (Fenced, Refused):
+                self._put_back(queued)
+                raise
 
     def _tell(self) -> None:
         """Tell the replay now and then why no chunk comes: people ask it when the chief is away."""
@@ -270,7 +280,11 @@ class ChunkSender:
         raise Refused(f"the replay refuses chunk={self._id_of(queued)}: {response.reason}")
 
     def _flush(self) -> None:
-        """Deliver what is left within the stop's budget, without repeating for ever; count the rest as dropped."""
+        """Deliver what is left within the stop's budget, without repeating for ever; count the rest as dropped.
+
+        Raises:
+            Fenced, Refused: the replay will not take it.
+        """
         deadline = time.monotonic() + FLUSH_BUDGET_S
         said = False
         while True:
@@ -285,20 +299,27 @@ class ChunkSender:
                     return
                 queued = self._queue.popleft()
                 self._changed.notify_all()
+            is_settled = False
             try:
                 response = call_once(self._stub.Insert, self._request(queued, left_s), timeout_s=left_s + 0.5)
-                if self._settled(response, queued):
-                    continue
-            except Unavailable as error:
+                is_settled = self._settled(response, queued)
+            except (TokenRefused, Unavailable) as error:  # the file of a withdrawn token may be replaced at any time
                 if not said:
                     self._log.warning("the last chunks wait for the replay", reason=str(error))
                     said = True
-            with self._changed:
-                self._queue.appendleft(queued)
-            time.sleep(0.05)
+            finally:
+                if not is_settled:
+                    self._put_back(queued)
+            if not is_settled:
+                time.sleep(0.05)
+
+    def _put_back(self, queued: _Queued) -> None:
+        """It was not delivered, and is the first to be tried again, or dropped."""
+        with self._changed:
+            self._queue.appendleft(queued)
 
     def _give_up(self) -> None:
-        """The budget of the stop is used up: what waits is dropped, and so is what still comes."""
+        """Nothing is delivered any more: what waits is dropped, and so is what still comes."""
         self._ended = True
         while self._queue:
             self._drop(self._queue.popleft(), "stopped")

@@ -13,7 +13,7 @@ from typing import Callable, Optional
 from services.common.lifecycle import Lifecycle
 from services.common.log import Log
 from services.common.parameter_download import ParameterDownload
-from services.common.parameter_set import ParameterSet
+from services.common.parameter_set import ParameterSet, ParameterShapes
 from services.common.peer import Peer
 from services.common.rpc import Caller, Stopped
 from services.common.security.transport import CALL_IN_THE_CLEAR, ClientSecurity
@@ -43,6 +43,7 @@ class ParameterClient:
         role: parameters_pb2.ParameterRole.ValueType = parameters_pb2.PARAMETER_ROLE_ACT,
         waiting_for: Callable[[], str] = lambda: "",
         is_drained: Callable[[], bool] = lambda: False,
+        shapes: Optional[ParameterShapes] = None,
         security: ClientSecurity = CALL_IN_THE_CLEAR,
         parked: Held = contextlib.nullcontext,
         away: Held = contextlib.nullcontext,
@@ -58,6 +59,7 @@ class ParameterClient:
             role: which set.
             waiting_for: what the process waits for, in one sentence or none; told to the chief, whom people ask.
             is_drained: whether the process is at rest since the run is drained; told to the chief.
+            shapes: of the network that is to run on the sets; None: any.
             security: certificates and token.
             parked: entered while whoever acts waits for parameters.
             away: entered while the chief does not answer.
@@ -72,6 +74,7 @@ class ParameterClient:
             log=log,
             waiting_for=waiting_for,
             is_drained=is_drained,
+            shapes=shapes,
         )
         self._newest: Optional[ParameterSet] = None
         self._poll_period_s = poll_period_s
@@ -149,6 +152,7 @@ class ParameterClient:
         """Ask the chief once and take the newest set if there is one.
 
         Raises:
+            Refused: it has none for this process, as `ParameterDownload.fetch` tells.
             Stopped: the process is to end.
         """
         manifest = self._download.fetch()

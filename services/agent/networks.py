@@ -21,6 +21,24 @@ if TYPE_CHECKING:
 STATES = "states"  # the observation tensor that critics see and policies do not
 
 
+def parameter_shapes(role: str, sizes: Sequence[int], stack: int = 0) -> Dict[str, Tuple[int, ...]]:
+    """Names and shapes of a perceptron's parameters.
+
+    Args:
+        role: first part of each name.
+        sizes: widths of input, hidden layers and output.
+        stack: number of networks in a stack; 0 for a single network without that dimension.
+
+    Returns:
+        `<role>.<layer>.<weight|bias>` -> (in, out) and (out,), or (stack, in, out) and (stack, 1, out).
+    """
+    shapes: Dict[str, Tuple[int, ...]] = {}
+    for layer, (fan_in, fan_out) in enumerate(zip(sizes[:-1], sizes[1:])):
+        shapes[f"{role}.{layer}.weight"] = (stack, fan_in, fan_out) if stack else (fan_in, fan_out)
+        shapes[f"{role}.{layer}.bias"] = (stack, 1, fan_out) if stack else (fan_out,)
+    return shapes
+
+
 def initial_parameters(
     role: str, sizes: Sequence[int], rng: np.random.Generator, stack: int = 0
 ) -> Dict[str, npt.NDArray[np.float32]]:
@@ -36,12 +54,10 @@ def initial_parameters(
         `<role>.<layer>.<weight|bias>` -> <float32>[in, out] and [out], or [stack, in, out] and [stack, 1, out].
     """
     parameters: Dict[str, npt.NDArray[np.float32]] = {}
-    for layer, (fan_in, fan_out) in enumerate(zip(sizes[:-1], sizes[1:])):
+    for name, shape in parameter_shapes(role, sizes, stack).items():
+        fan_in = sizes[int(name.split(".")[-2])]
         bound = 1.0 / np.sqrt(fan_in)
-        weight = (stack, fan_in, fan_out) if stack else (fan_in, fan_out)
-        bias = (stack, 1, fan_out) if stack else (fan_out,)
-        parameters[f"{role}.{layer}.weight"] = rng.uniform(-bound, bound, weight).astype(np.float32)
-        parameters[f"{role}.{layer}.bias"] = rng.uniform(-bound, bound, bias).astype(np.float32)
+        parameters[name] = rng.uniform(-bound, bound, shape).astype(np.float32)
     return parameters
 
 

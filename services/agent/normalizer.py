@@ -8,7 +8,7 @@ Actor and learner take them from the same set of parameters, so that for one ver
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping
+from typing import Any, Dict, Mapping, Tuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,15 @@ def mean_name(tensor: str) -> str:
 
 def std_name(tensor: str) -> str:
     return f"{STATISTICS_PREFIX}{tensor}.std"
+
+
+def statistics_shapes(schema: Schema) -> Dict[str, Tuple[int, ...]]:
+    """Names and shapes of all that a published set may hold beside the networks."""
+    sizes = {spec.name: int(np.prod(spec.shape, dtype=np.int64)) for spec in schema.observation}
+    shapes: Dict[str, Tuple[int, ...]] = {REWARD_SCALE: ()}
+    for tensor in normalized_tensors(schema):
+        shapes[mean_name(tensor)] = shapes[std_name(tensor)] = (sizes[tensor],)
+    return shapes
 
 
 def normalize(parameters: Mapping[str, Any], tensor: str, rows: Any) -> Any:

@@ -6,7 +6,8 @@ import importlib
 from types import ModuleType
 from typing import Any, Tuple
 
-from services.common.schema import ActionSpec
+from services.common.parameter_set import ParameterShapes
+from services.common.schema import ActionSpec, Schema
 
 ALGORITHMS: Tuple[str, ...] = ("dqn", "td3")  # each a module of services.agent.algorithms with Policy and Learner
 
@@ -27,6 +28,21 @@ def learner_class(name: str) -> Any:
         ValueError: there is no such algorithm.
     """
     return _module(name).Learner
+
+
+def acting_shapes(name: str, schema: Schema, settings: Any) -> ParameterShapes:
+    """What a set must hold for an algorithm's policy to act on it.
+
+    Args:
+        name: of the algorithm.
+        schema: of the environment.
+        settings: of the algorithm.
+
+    Raises:
+        ValueError: there is no such algorithm.
+    """
+    shapes: ParameterShapes = _module(name).acting_shapes(schema, settings)
+    return shapes
 
 
 def check_action(name: str, action: ActionSpec) -> None:

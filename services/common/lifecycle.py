@@ -9,6 +9,7 @@ import secrets
 import signal
 import sys
 import threading
+import time
 from typing import Any, Callable, List, Mapping, Optional
 
 LIFELINE_VARIABLE = "_SHOAL_LIFELINE"  # file descriptor of the read end of the launcher's pipe
@@ -27,11 +28,13 @@ class Lifecycle:
         self.incarnation = secrets.randbits(63) | 1  # never 0, which is how a peer without one would look
         self.stopping = threading.Event()
         self.reason = ""
+        self.was_asked = False  # whether the stop came from outside, by a signal or the launcher's end
         self._failure: Optional[BaseException] = None
         self._threads: List[threading.Thread] = []
         self._on_stop: List[Callable[[], None]] = []
         self._lock = threading.Lock()
         self._has_budget = False
+        self._stopped_at_s = 0.0
 
     def start(self, environ: Mapping[str, str]) -> None:
         """Take over SIGTERM and SIGINT, and watch the launcher's lifeline if `environ` names one.
@@ -51,18 +54,29 @@ class Lifecycle:
             descriptor = int(environ[LIFELINE_VARIABLE])
             threading.Thread(target=self._watch_lifeline, args=(descriptor,), name="lifeline", daemon=True).start()
 
-    def stop(self, reason: str) -> None:
-        """Ask the process to end; the first reason is kept."""
+    def stop(self, reason: str, *, asked: bool = False) -> None:
+        """Ask the process to end; the first reason is kept, and whether it came from outside (`asked`)."""
         with self._lock:
             if self.stopping.is_set():
                 return
-            self.reason = reason
+            self.reason, self.was_asked, self._stopped_at_s = reason, asked, time.monotonic()
             self.stopping.set()
             callbacks = list(self._on_stop)
         if self._has_budget:
             threading.Thread(target=_end_hang, name="stop-budget", daemon=True).start()
         for callback in callbacks:
             callback()
+
+    def last_s(self, most_s: float) -> float:
+        """The deadline of a last call: `most_s`, or in a stop no more than a quarter of what is left of its budget.
+
+        A call that was under way when the stop came may have waited for most of it; several calls, and what is written
+        after them, are to fit into the rest.
+        """
+        if not self.stopping.is_set():
+            return most_s
+        left_s = STOP_BUDGET_S - (time.monotonic() - self._stopped_at_s)
+        return min(most_s, max(0.0, left_s) / 4)
 
     def on_stop(self, callback: Callable[[], None]) -> None:
         """Call `callback` once when the stop is asked for; it wakes what waits and must not block."""
@@ -107,14 +121,14 @@ class Lifecycle:
         while True:
             for number in os.read(descriptor, 64):
                 if number in STOP_SIGNALS:
-                    self.stop(signal.Signals(number).name)
+                    self.stop(signal.Signals(number).name, asked=True)
 
     def _watch_lifeline(self, descriptor: int) -> None:
         # A pipe and not PR_SET_PDEATHSIG: that one fires when the launcher's *thread* ends.
         with contextlib.suppress(OSError):
             while os.read(descriptor, 64):
                 pass
-        self.stop("the launcher is gone")
+        self.stop("the launcher is gone", asked=True)
 
 
 def _end_hang() -> None:

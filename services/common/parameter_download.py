@@ -24,10 +24,10 @@ import numpy.typing as npt
 
 from services.common.errors import Crash
 from services.common.log import Log
-from services.common.parameter_set import ParameterSet, decode_set, digest_of
+from services.common.parameter_set import ParameterSet, ParameterShapes, decode_set, digest_of
 from services.common.peer import Peer
 from services.common.rpc import Caller, Refused, Stopped
-from shoal.v1 import parameters_pb2, parameters_pb2_grpc
+from shoal.v1 import experience_pb2, parameters_pb2, parameters_pb2_grpc
 
 CALL_TIMEOUT_S = 5.0
 PART_BYTES = 1024 * 1024  # what a reader that stops reading may hold of the chief's memory
@@ -52,6 +52,7 @@ class ParameterDownload:
         part_bytes: int = PART_BYTES,
         waiting_for: Callable[[], str] = lambda: "",
         is_drained: Callable[[], bool] = lambda: False,
+        shapes: Optional[ParameterShapes] = None,
     ) -> None:
         """Connect to nothing yet.
 
@@ -64,6 +65,7 @@ class ParameterDownload:
             part_bytes: bytes of one call at most.
             waiting_for: what the process waits for, in one sentence or none; told to the chief, whom people ask.
             is_drained: whether the process is at rest since the run is drained; told likewise.
+            shapes: of the network that is to run on the sets; None: any.
         """
         self._caller = caller
         self._stub = parameters_pb2_grpc.ParameterServiceStub(caller.channel)
@@ -74,6 +76,7 @@ class ParameterDownload:
         self._part_bytes = part_bytes
         self._waiting_for = waiting_for
         self._is_drained = is_drained
+        self._shapes = shapes
         self._newest: Optional[ParameterSet] = None
         self._damaged = 0  # answers in a row
 
@@ -92,7 +95,8 @@ class ParameterDownload:
         Raises:
             Stopped: the process is to end; `newest` is what it was.
             Refused: the chief will not serve this caller (another run, another protocol version, a set that this run
-                does not publish), or its set cannot be read, is not finite, or is of other parameters than before.
+                does not publish), or its set cannot be read, is not finite, or is of other parameters than this
+                process's network or than before.
             Crash: one answer after the other was damaged.
         """
         superseded = 0
@@ -163,6 +167,13 @@ class ParameterDownload:
                 f"version {manifest.version} of the chief cannot be read: {error}; install the same version of shoal "
                 "on both"
             ) from None
+        difference = self._shapes.difference(parameters) if self._shapes else ""
+        if difference:
+            who = experience_pb2.Role.Name(self._peer.role)[len("ROLE_") :].lower()
+            raise Refused(
+                f"the chief's parameters do not fit this {who}: {difference}; start both with the same run file: "
+                "[algorithm], the section of the algorithm, [normalization] and [env] must agree"
+            )
         why = _why_unusable(parameters, self._newest)
         if why:
             raise Refused(f"version {manifest.version} of the chief is not used: {why}")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
-from typing import Any, Dict, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Dict, Mapping, Tuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,8 @@ from services.common.errors import UserError
 # numpy has no bfloat16: its bits travel as uint16, under a name that says so.
 _BFLOAT16 = "bfloat16/"
 STATISTICS_PREFIX = "normalizer."  # of the names of what the policy normalizes observations with
+
+Shapes = Mapping[str, Tuple[int, ...]]  # name -> shape
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,27 @@ class ParameterSet:
     digest: str  # of the bytes that travelled
     parameters: Dict[str, npt.NDArray[Any]]  # read-only; <float32>, whatever dtype they travelled in
     chief_incarnation: int = 0  # life of the chief that published it
+
+
+@dataclass(frozen=True)
+class ParameterShapes:
+    """What a set must hold for one network to run on it."""
+
+    required: Shapes
+    optional: Shapes = field(default_factory=dict)  # statistics, which are there if the chief normalizes
+
+    def difference(self, parameters: Mapping[str, npt.NDArray[Any]]) -> str:
+        """How a set differs, by the first tensor that does; empty if it fits."""
+        here = {**self.required, **self.optional}
+        for name in {**here, **parameters}:
+            if name not in parameters:
+                if name in self.required:
+                    return f"{name!r} is {self.required[name]} here, and missing there"
+            elif name not in here:
+                return f"{name!r} is {parameters[name].shape} there, and missing here"
+            elif parameters[name].shape != here[name]:
+                return f"{name!r} is {parameters[name].shape} there, and {here[name]} here"
+        return ""
 
 
 def digest_of(data: bytes) -> str:

@@ -32,7 +32,9 @@ CHANNEL_OPTIONS: List[Tuple[str, int]] = [
     ("grpc.use_local_subchannel_pool", 1),  # a channel is a connection of its own
     ("grpc.enable_http_proxy", 0),  # peers are hosts of ours: a proxy for the web must not come between
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # How long one attempt to connect may take, whatever its name says: TLS and HTTP/2 take several round trips. As long
+    # as the server gives a handshake, and longer than any call waits for its answer. A refused port refuses at once.
+    ("grpc.min_reconnect_backoff_ms", 10_000),
     ("grpc.max_reconnect_backoff_ms", 1000),  # gRPC's own default waits two minutes for a restarted server
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 5_000),
@@ -156,7 +158,7 @@ class Caller:
         """Repeat `request` until it is answered.
 
         Raises:
-            Refused: as `call_once`.
+            Refused: as `call_once`; not in a stop, where it is a warning.
             Stopped: the process is to end.
         """
         backoff = Backoff(self._rng)
@@ -166,8 +168,9 @@ class Caller:
             while not self._stopping.is_set():
                 try:
                     response = call_once(method, request, timeout_s=timeout_s)
-                except TokenRefused as error:
-                    if not self._was_let_in:
+                except Refused as error:
+                    if not (self._was_let_in and isinstance(error, TokenRefused)):
+                        self._check_stop(error)
                         raise
                     reason, more = str(error), f": {error}"
                 except Unavailable as error:
@@ -185,6 +188,12 @@ class Caller:
                 self._say(time.monotonic() - since, reason, more)
                 self._stopping.wait(backoff.next_s())
         raise Stopped
+
+    def _check_stop(self, refusal: Refused) -> None:
+        """Raise Stopped if the process is to end: a refusal that comes then is nobody's to mend."""
+        if self._stopping.is_set():
+            self._log.warning(f"the {self._peer} refused the last call", reason=str(refusal))
+            raise Stopped from None
 
     def _say(self, waited_s: float, reason: str, more: str = "") -> None:
         was_waiting, self.waiting_for = bool(self.waiting_for), f"waiting for the {self._peer}{more}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import os
@@ -9,14 +10,14 @@ import sys
 import threading
 import traceback
 from pathlib import Path
-from typing import Callable, Dict, List, Mapping, Optional, Sequence
+from typing import Callable, Dict, List, Mapping, NoReturn, Optional, Sequence
 
 from services.common.config.load import load
 from services.common.config.run import RunConfig
-from services.common.errors import EXIT_CRASH, EXIT_OK, Crash, UserError
+from services.common.errors import EXIT_CRASH, EXIT_OK, Crash, Fenced, UserError
 from services.common.lifecycle import Lifecycle
 from services.common.log import Log, make_log
-from services.common.rpc import Stopped
+from services.common.rpc import Refused, Stopped
 
 Run = Callable[[RunConfig, Lifecycle, Log], None]
 
@@ -60,9 +61,7 @@ def main(
         )
         lifecycle.start(os.environ)
         threading.excepthook = lambda failed: lifecycle.fail(failed.exc_value or SystemError(failed.exc_type))
-        with contextlib.suppress(Stopped):
-            run(config, lifecycle, log)
-        lifecycle.check()
+        _live(run, config, lifecycle, log)
     except (UserError, Crash) as error:
         lifecycle.stop("a mistake to mend" if isinstance(error, UserError) else "a crash")
         print(f"shoal {service}: {error}", file=sys.stderr, flush=True)
@@ -81,6 +80,44 @@ def main(
         return EXIT_CRASH
     log.info("stopped", reason=lifecycle.reason or "done")
     return EXIT_OK
+
+
+def end_process(code: int) -> NoReturn:
+    """End this process with `code`, for the entry of a process alone.
+
+    All that Python does for others is done: it waits for threads, and calls the exit functions, which remove temporary
+    folders and end child processes. What is left out is the last collection, and taking down every module: with torch
+    a third of a second of computing, which on a starved machine is longer than a stop may take.
+    """
+    is_leaving = False
+
+    def leave() -> None:
+        nonlocal is_leaving
+        if is_leaving:  # it is one of the exit functions that it calls
+            return
+        is_leaving = True
+        try:
+            atexit._run_exitfuncs()
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(OSError, ValueError):  # whoever read it is gone
+                    stream.flush()
+            os._exit(code)
+
+    atexit.register(leave)  # the last to be registered is the first to be called
+    sys.exit(code)
+
+
+def _live(run: Run, config: RunConfig, lifecycle: Lifecycle, log: Log) -> None:
+    """Run, and raise what a thread failed with; but a stop that was asked for is not made a mistake by a last call."""
+    try:
+        with contextlib.suppress(Stopped):
+            run(config, lifecycle, log)
+        lifecycle.check()
+    except (Fenced, Refused) as error:
+        if not lifecycle.was_asked:
+            raise
+        log.warning("a last call was refused", reason=str(error))
 
 
 def _in_full(word: str, short_flags: Mapping[str, str]) -> str:

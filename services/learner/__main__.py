@@ -7,7 +7,7 @@ import sys
 from services.common.config.run import RunConfig
 from services.common.lifecycle import Lifecycle
 from services.common.log import Log
-from services.common.service import main
+from services.common.service import end_process, main
 from services.learner.chief import Chief
 from services.learner.helper import Helper
 
@@ -29,4 +29,4 @@ def name_of(config: RunConfig) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main("learner", run, sys.argv[1:], short_flags={"--chief": "--helper.chief"}, name_of=name_of))
+    end_process(main("learner", run, sys.argv[1:], short_flags={"--chief": "--helper.chief"}, name_of=name_of))

@@ -10,7 +10,7 @@ from services.common.errors import Fenced
 from services.common.lifecycle import Lifecycle
 from services.common.log import Log
 from services.common.parameter_download import ParameterDownload
-from services.common.parameter_set import ParameterSet
+from services.common.parameter_set import ParameterSet, ParameterShapes
 from services.common.peer import Peer
 from services.common.rpc import Backoff, Caller, Refused, Stopped, Unavailable, call_once
 from services.common.security.transport import CALL_IN_THE_CLEAR, ClientSecurity
@@ -22,6 +22,7 @@ WAIT_REASONS = ("parameters", "chief")
 JOIN_TIMEOUT_S = 5.0
 PUSH_TIMEOUT_S = 8.0  # the chief holds a push for 5 s at most
 LAST_PUSH_TIMEOUT_S = 2.0  # at a stop, for the answer to a push that is under way
+LEAVE_TIMEOUT_S = 1.0
 RENEW_AFTER = 0.3  # of a lease that no push has renewed: a chief that waits for data must not forget its helpers
 AT_REST = "the run is drained, and takes no further step"
 POLL_S = 0.05  # between two looks for the next base, where the answer to a push did not come with one
@@ -42,6 +43,7 @@ class ChiefClient:
         security: ClientSecurity = CALL_IN_THE_CLEAR,
         waits: Optional[Waits] = None,
         data_waiting_for: Callable[[], str] = lambda: "",
+        shapes: Optional[ParameterShapes] = None,
     ) -> None:
         """Connect to nothing yet.
 
@@ -55,14 +57,17 @@ class ChiefClient:
             security: certificates and token.
             waits: of the process, with WAIT_REASONS among its reasons.
             data_waiting_for: one sentence while there is nothing to compute on but a base; the chief is told.
+            shapes: of what this helper's learner takes; None: any.
         """
         self._waits = waits or Waits(WAIT_REASONS)
         self._data_waiting_for = data_waiting_for
+        self._shapes = shapes
         self._waiting_for = ""
         self._caller = Caller("chief", address, lifecycle.stopping, log, security=security)
         self._stub = gradients_pb2_grpc.GradientServiceStub(self._caller.channel)
         self._peer = peer
         self._schema_digest = schema_digest
+        self._last_s = lifecycle.last_s
         self._stopping = lifecycle.stopping
         self._log = log
         self._download = self._make_download()
@@ -87,7 +92,7 @@ class ChiefClient:
 
         Raises:
             Fenced: a newer life of this helper has taken over.
-            Refused: the chief takes no further helper, or not this one.
+            Refused: the chief takes no further helper, or not this one, or trains other networks.
             Stopped: the process is to end.
         """
         with self._waits.on("parameters"):
@@ -158,7 +163,7 @@ class ChiefClient:
         if self._joined:
             request = gradients_pb2.LeaveRequest(peer=self._peer.to_proto(self._schema_digest))
             try:
-                call_once(self._stub.Leave, request, timeout_s=1.0)
+                call_once(self._stub.Leave, request, timeout_s=self._last_s(LEAVE_TIMEOUT_S))
             except (Refused, Unavailable) as error:
                 self._log.info("the chief did not hear that this helper leaves", reason=str(error))
 
@@ -213,8 +218,9 @@ class ChiefClient:
             return self._last_try(request)
 
     def _last_try(self, request: gradients_pb2.PushRequest) -> Optional[gradients_pb2.PushResponse]:
+        """The answer of a chief that gives one in a stop; None otherwise."""
         try:
-            response = call_once(self._stub.Push, request, timeout_s=LAST_PUSH_TIMEOUT_S)
+            response = call_once(self._stub.Push, request, timeout_s=self._last_s(LAST_PUSH_TIMEOUT_S))
         except (Refused, Unavailable):
             return None
         indefinite = (gradients_pb2.PUSH_STATUS_PENDING, gradients_pb2.PUSH_STATUS_BAD_CHECKSUM)
@@ -233,4 +239,5 @@ class ChiefClient:
             stopping=self._stopping,
             log=self._log,
             waiting_for=lambda: self._data_waiting_for() or self._waiting_for,
+            shapes=self._shapes,
         )

@@ -86,9 +86,19 @@ class EarlierLife:
             )
 
     def resume(self, learner: Learner, *, env_steps: int) -> None:
-        """Bring `learner` to where the checkpoint left it, and say how many updates behind it a kill has cost."""
+        """Bring `learner` to where the checkpoint left it, and say how many updates behind it a kill has cost.
+
+        Raises:
+            UserError: the checkpoint is of other networks.
+        """
         if self._checkpoint is not None:
-            learner.load_state(self._checkpoint.state)
+            try:
+                learner.load_state(self._checkpoint.state)
+            except ValueError as error:
+                raise UserError(
+                    f"the checkpoint in {str(self._folder.path)!r} does not fit the run file: {error}; choose another "
+                    "run.name, or set the run file back"
+                ) from None
         lost = self._done.updates - learner.updates
         if self._checkpoint is not None:
             self._log.info("resumed", updates=learner.updates, lost_updates=max(0, lost), env_steps=env_steps)

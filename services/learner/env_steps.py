@@ -6,7 +6,7 @@ import contextlib
 from typing import Dict, Mapping
 
 from services.common.lifecycle import Lifecycle
-from services.common.rpc import Stopped, Unavailable
+from services.common.rpc import Refused, Stopped, Unavailable
 from services.learner.observation_statistics import ObservationStatistics
 from services.learner.replay_client import ReplayClient
 from shoal.v1 import replay_pb2
@@ -39,8 +39,8 @@ class AcknowledgedSteps:
             statistics.note(info)
 
     def poll_once(self, replay: ReplayClient) -> None:
-        """Ask now, and be content with what was known if the replay does not answer."""
-        with contextlib.suppress(Unavailable):
+        """Ask now, and be content with what was known if the replay does not answer, or not to us any more."""
+        with contextlib.suppress(Refused, Unavailable):
             self._note(replay.info_once())
 
     def _note(self, info: replay_pb2.GetReplayInfoResponse) -> None:

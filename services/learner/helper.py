@@ -17,6 +17,7 @@ from services.common.heartbeat import Heartbeat, Pulse
 from services.common.lifecycle import Lifecycle
 from services.common.log import Log
 from services.common.metrics import Metrics
+from services.common.parameter_set import ParameterShapes
 from services.common.peer import Peer
 from services.common.rpc import Stopped
 from services.common.run_folder import RunFolder
@@ -115,6 +116,7 @@ class Helper:
             security=self._security,
             waits=self._waits,
             data_waiting_for=lambda: self._replay.waiting_for,
+            shapes=ParameterShapes({name: array.shape for name, array in learner.learning_parameters().items()}),
         )
         self._replay.start(schema)
         self._contribute(learner, self._chief, encoder)

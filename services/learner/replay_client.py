@@ -33,6 +33,7 @@ SAMPLE_METHOD = f"/{replay_pb2.DESCRIPTOR.services_by_name['ReplayService'].full
 SAMPLE_WAIT_S = 2.0  # how long the replay may hold a Sample; the call's deadline is this and a margin
 CALL_MARGIN_S = 3.0  # a stop must not wait longer for a replay that is frozen
 INFO_TIMEOUT_S = 3.0
+PRIORITIES_TIMEOUT_S = 2.0
 WAIT_REASONS = ("batches", "schema")
 NAMES_TIMEOUT_S = 1.0
 WAIT_S = 0.1  # between two looks at whether to stop
@@ -173,10 +174,11 @@ class ReplayClient:
         """The replay's state.
 
         Raises:
+            Refused: it does not let this process ask, as when its token was withdrawn.
             Unavailable: it does not answer.
         """
         request = replay_pb2.GetReplayInfoRequest(peer=self._peer.to_proto())
-        return call_once(self._stub.GetInfo, request, timeout_s=INFO_TIMEOUT_S)
+        return call_once(self._stub.GetInfo, request, timeout_s=self._lifecycle.last_s(INFO_TIMEOUT_S))
 
     @property
     def overwritten(self) -> int:
@@ -254,7 +256,7 @@ class ReplayClient:
         if updates is not None:
             request = replay_pb2.UpdatePrioritiesRequest(peer=self._peer.to_proto(self._digest), priorities=updates)
             try:
-                call_once(self._stub.UpdatePriorities, request, timeout_s=2.0)
+                call_once(self._stub.UpdatePriorities, request, timeout_s=self._lifecycle.last_s(PRIORITIES_TIMEOUT_S))
             except (Refused, Unavailable) as error:  # a replay that restarted has no table yet
                 self._log.warning("the last priorities were not delivered", reason=str(error))
 

@@ -10,15 +10,18 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional
 
+import grpc
 import numpy as np
 import pytest
 import safetensors.numpy
 
 from services.actor.actor import Actor
+from services.actor.evaluator.__main__ import run as evaluate
 from services.agent.networks import initial_parameters
 from services.common.chunk import Chunk
 from services.common.codec import decode_chunk
 from services.common.config.load import load
+from services.common.errors import EXIT_USER, UserError
 from services.common.lifecycle import Lifecycle
 from services.common.rpc import Server
 from services.common.run_folder import RunFolder
@@ -58,8 +61,13 @@ class Replay(ReplayServicer):
             fail=pytest.fail,
         )
         self.chunks: List[Chunk] = []
+        self.knows_tokens = True
+        self.num_refused = 0
 
     def Insert(self, request: Any, context: Any) -> Any:  # noqa: N802
+        if not self.knows_tokens:
+            self.num_refused += 1
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "this service does not know the caller's token")
         response = super().Insert(request, context)
         if response.status == 1 and request.HasField("chunk"):
             self.chunks.append(decode_chunk(request.chunk))
@@ -100,29 +108,31 @@ def peers(free_address: Callable[[], str]) -> Iterator[Peers]:
     made.go(*made._servers)
 
 
+def _flags(peers: Peers, **changes: Any) -> List[str]:
+    values: Dict[str, Any] = {
+        "run.name": RUN_ID,
+        "env.factory": "tests.failing_envs:make_paced",
+        "env.lanes": LANES,
+        "td3.hidden_sizes": "[8]",
+        "replay.addresses": peers.addresses["replay"],
+        "learner.address": peers.addresses["chief"],
+        "actor.index": 0,
+        "actor.count": 1,
+        "actor.chunk_steps": CHUNK_STEPS,
+        "actor.buffer_chunks": 2,
+        "actor.poll_period_s": 0.05,
+        "actor.max_policy_age_s": 30,
+        **changes,
+    }
+    return [f"--{key}={value}" for key, value in values.items() if value is not None]
+
+
 class Acting:
     """An actor on a thread, as its `__main__` runs it."""
 
     def __init__(self, peers: Peers, **changes: Any) -> None:
-        values: Dict[str, Any] = {
-            "run.name": RUN_ID,
-            "env.factory": "tests.failing_envs:make_paced",
-            "env.lanes": LANES,
-            "td3.hidden_sizes": "[8]",
-            "replay.addresses": peers.addresses["replay"],
-            "learner.address": peers.addresses["chief"],
-            "actor.index": 0,
-            "actor.count": 1,
-            "actor.chunk_steps": CHUNK_STEPS,
-            "actor.buffer_chunks": 2,
-            "actor.poll_period_s": 0.05,
-            "actor.max_policy_age_s": 30,
-            **changes,
-        }
         self.life, self.log = Lifecycle(), FakeLog()
-        self.actor = Actor(
-            load(None, [f"--{key}={value}" for key, value in values.items()]).config, self.life, self.log
-        )
+        self.actor = Actor(load(None, _flags(peers, **changes)).config, self.life, self.log)
         self.failure: Optional[BaseException] = None
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -337,6 +347,41 @@ def test_a_step_that_hangs_is_named_to_whoever_asks_the_chief(
 
 
 @pytest.mark.parametrize(
+    ("hidden_sizes", "difference"),
+    [
+        ("[9]", r"'policy\.0\.weight' is \(6, 8\) there, and \(6, 9\) here"),
+        ("[8, 8]", r"'policy\.1\.weight' is \(8, 1\) there, and \(8, 8\) here"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("who", "changes"),
+    [
+        ("actor", {}),
+        ("actor", {"actor.index": None}),  # it asks the chief for one, on another thread than later for parameters
+        ("evaluator", {"evaluator.metrics_port": 0, "evaluator.nice": 0}),
+    ],
+)
+def test_a_chief_of_other_networks_is_a_mistake_to_mend(
+    who: str, changes: Dict[str, Any], hidden_sizes: str, difference: str, peers: Peers, make_acting: Any
+) -> None:
+    told = rf"the chief's parameters do not fit this {who}: {difference}; start both with the same run file"
+    values = {"td3.hidden_sizes": hidden_sizes, **changes}
+
+    def live() -> None:
+        if who == "evaluator":
+            evaluate(load(None, _flags(peers, **values)).config, Lifecycle(), FakeLog())
+            return
+        acting = make_acting(**values)
+        acting._thread.join(15)
+        acting.finish()
+
+    with pytest.raises(UserError, match=told) as caught:
+        live()
+    assert caught.value.exit_code == EXIT_USER
+    assert [chunk.num_valid for chunk in peers.replay.chunks if chunk.num_valid] == []  # nothing was acted
+
+
+@pytest.mark.parametrize(
     ("how", "code", "said"),
     [
         ("os._exit", 7, ""),
@@ -347,20 +392,8 @@ def test_a_step_that_hangs_is_named_to_whoever_asks_the_chief(
 def test_a_simulator_that_breaks_down_ends_the_process_and_a_new_life_takes_over(
     how: str, code: int, said: str, peers: Peers
 ) -> None:
-    flags = {
-        "run.name": RUN_ID,
-        "env.factory": "tests.failing_envs:make_ending",
-        "env.kwargs": f'{{ how = "{how}", after = 40 }}',
-        "env.lanes": LANES,
-        "td3.hidden_sizes": "[8]",
-        "replay.addresses": peers.addresses["replay"],
-        "learner.address": peers.addresses["chief"],
-        "actor.name": "actor-0",
-        "actor.index": 0,
-        "actor.chunk_steps": CHUNK_STEPS,
-        "actor.count": 1,
-    }
-    command = [sys.executable, "-m", "services.actor", *(f"--{key}={value}" for key, value in flags.items())]
+    ending = {"env.factory": "tests.failing_envs:make_ending", "env.kwargs": f'{{ how = "{how}", after = 40 }}'}
+    command = [sys.executable, "-m", "services.actor", *_flags(peers, **ending, **{"actor.name": "actor-0"})]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     incarnations, acknowledged = [], []
     for _ in range(2):
@@ -374,3 +407,24 @@ def test_a_simulator_that_breaks_down_ends_the_process_and_a_new_life_takes_over
         acknowledged.append(info.steps.acknowledged)
     assert incarnations[0] != incarnations[1]
     assert 0 < acknowledged[0] < acknowledged[1]
+
+
+def test_an_actor_whose_token_was_withdrawn_ends_as_asked(peers: Peers, eventually: Eventually) -> None:
+    command = [sys.executable, "-m", "services.actor", *_flags(peers, **{"actor.name": "actor-0"})]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ) as process:
+        try:
+            eventually(lambda: len(peers.replay.chunks) > 2)
+            peers.replay.knows_tokens = False
+            eventually(lambda: peers.replay.num_refused)
+            process.terminate()
+            said, errors = process.communicate(timeout=20)
+        finally:
+            process.kill()
+    assert (process.returncode, errors) == (0, "")
+    assert 'warning the last chunks wait for the replay reason="this service does not know the caller\'s token"' in said
+    dropped = int(said.partition("steps are dropped at the stop steps=")[2].split()[0])
+    acknowledged = int(said.partition("info    steps acknowledged=")[2].split()[0])
+    assert dropped >= LANES
+    assert acknowledged == peers.replay.info().steps.acknowledged
+    assert said.endswith("stopped reason=SIGTERM\n")

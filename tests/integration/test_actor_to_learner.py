@@ -306,6 +306,26 @@ def test_a_stop_in_the_middle_keeps_what_was_learned(run: Run, eventually: Event
     assert resumed.progress.updates == updates + 5
 
 
+def test_a_stop_in_which_the_replay_refuses_all_keeps_what_was_learned(run: Run, eventually: Eventually) -> None:
+    run.fill()
+    life = Lifecycle()
+    life.on_stop(lambda: setattr(run.servicer, "_run_id", "another"))
+    checkpoints = run.tmp_path / RUN_ID / "checkpoints"
+
+    def stop_soon() -> None:
+        eventually(lambda: list(checkpoints.glob("*.safetensors")))
+        life.stop("SIGTERM")
+
+    stopper = threading.Thread(target=stop_soon)
+    stopper.start()
+    changes = {"learner.max_updates": 10**6, "learner.checkpoint_period_s": 1}
+    checkpoint = run.train(life, **changes)
+    stopper.join(10)
+    assert run.log.events("warning")[-1] == "the last priorities were not delivered"
+    (updates,) = [values["updates"] for _, event, values in run.log.lines if event == "training stops early"]
+    assert checkpoint.progress.updates == updates  # it is the one of the end
+
+
 def test_a_chief_whose_checkpointer_fails_ends_with_its_sentence(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     from services.learner.checkpoint import CheckpointFolder
 
@@ -404,6 +424,8 @@ def test_another_algorithm_or_environment_is_refused(run: Run) -> None:
     run.train()
     with pytest.raises(UserError, match="was trained by td3, the run file asks for dqn"):
         run.train(**{"algorithm.name": "dqn"})
+    with pytest.raises(UserError, match=r"does not fit the run file: .*hidden_sizes.*; choose another run\.name"):
+        run.train(**{"td3.hidden_sizes": "[9]", "learner.max_updates": 60})
     other = replace(SCHEMA, observation=SCHEMA.observation[:1])
     run.servicer._table = run.servicer._make_table(other)
     with pytest.raises(UserError, match="does not fit the actors' environment: observation 'policy' is missing there"):

@@ -217,7 +217,8 @@ def test_a_helper_of_other_networks_is_told(run: Run, helps: Help, free_address:
         chief.join(10)
     assert isinstance(helper.error, UserError)
     assert helper.error.exit_code == EXIT_USER
-    assert "start it with the chief's run file" in str(helper.error)
+    assert "the chief's parameters do not fit this helper: 'policy.0.weight' is " in str(helper.error)
+    assert "start both with the same run file" in str(helper.error)
 
 
 def test_a_chief_that_waits_for_data_does_not_forget_its_helper(

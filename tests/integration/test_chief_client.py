@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
-from typing import Any, Callable, Iterator, Optional
+from typing import Any, Callable, Iterator, List, Optional
 
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ from services.common.parameter_set import ParameterSet
 from services.common.peer import Peer
 from services.common.rpc import Refused, Server, Stopped
 from services.common.run_folder import RunFolder
+from services.learner import chief_client
 from services.learner.chief_client import ChiefClient
 from services.learner.collaboration import Collaboration
 from services.learner.drain import Drain
@@ -310,3 +311,37 @@ def test_in_a_drained_run_no_gradient_is_computed_on_the_same_base_again(tmp_pat
     assert asked.result() is not None
     client.close()
     chief.stop()
+
+
+def test_a_stop_while_the_chief_hangs_leaves_time_for_what_comes_after(
+    chief: Chief, client: ChiefClient, lifecycle: Lifecycle, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chief_client, "PUSH_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("services.common.lifecycle.STOP_BUDGET_S", 1.2)
+    asked_for = Asked(client)
+    eventually(lambda: chief.exchange.num_living == 1)
+    chief.publish()
+    base = asked_for.result()
+    assert base is not None
+    release, asked = threading.Event(), threading.Event()
+
+    def hang(*_arguments: Any) -> None:
+        asked.set()
+        release.wait(10)
+
+    monkeypatch.setattr(chief.exchange, "begin", hang)
+    monkeypatch.setattr(chief.exchange, "leave", hang)
+    statuses: List[int] = []
+    pushing = threading.Thread(target=lambda: statuses.append(client.push(base, 0, None)))
+    pushing.start()
+    try:
+        assert asked.wait(5)
+        began_s = time.monotonic()
+        lifecycle.stop("test")
+        pushing.join(5)
+        client.leave()
+        took_s = time.monotonic() - began_s
+    finally:
+        release.set()
+    assert statuses == [gradients_pb2.PUSH_STATUS_UNSPECIFIED]
+    assert took_s < 1.2 + 0.5  # a margin for a busy machine; its own deadlines would be 4 s

@@ -15,7 +15,7 @@ from services.actor.parameter_client import ParameterClient
 from services.actor.seeds import SELECTION, env_seed
 from services.actor.watchdog import WatchedEnv
 from services.agent.algorithm import Observation, Policy
-from services.agent.registry import check_action, policy_class
+from services.agent.registry import acting_shapes, check_action, policy_class
 from services.common.config.run import RunConfig
 from services.common.heartbeat import Heartbeat, Pulse
 from services.common.lifecycle import Lifecycle
@@ -26,7 +26,7 @@ from services.common.peer import Peer
 from services.common.rpc import Caller
 from services.common.schema import Schema
 from services.common.security.transport import ClientSecurity, client_security, server_security
-from services.common.service import main
+from services.common.service import end_process, main
 from services.common.waits import Waited
 from shoal.v1 import experience_pb2, parameters_pb2, parameters_pb2_grpc
 
@@ -53,6 +53,7 @@ def run(config: RunConfig, lifecycle: Lifecycle, log: Log) -> None:
         log=log,
         role=ROLES[config.evaluator.parameters],
         waiting_for=judge.waiting_for,
+        shapes=judge.shapes,
         security=security,
     )
     reporter = Reporter(config, peer, lifecycle, log, security, metrics)
@@ -98,6 +99,7 @@ class Judge:
         self._policy: Policy = policy_class(config.algorithm.name)(
             schema, config.algorithm_settings, num_lanes=lanes, actor_index=0, num_actors=1
         )
+        self.shapes = acting_shapes(config.algorithm.name, schema, config.algorithm_settings)  # that it can judge
         log.info("evaluator starts", episodes=self._episodes)
 
     def judge(self, judged: ParameterSet) -> EpisodeStatistics:
@@ -197,4 +199,4 @@ class Reporter:
 
 
 if __name__ == "__main__":
-    sys.exit(main("evaluator", run, sys.argv[1:]))
+    end_process(main("evaluator", run, sys.argv[1:]))

@@ -21,8 +21,16 @@ import numpy.typing as npt
 from services.agent.algorithm import Contribution, Decision, Observation, Parameters, Update
 from services.agent.exploration import annealed_scale, choose_epsilon_greedily, epsilon_ladder, ladder_quantiles
 from services.agent.health import REPORT_PERIOD, Probe
-from services.agent.networks import ObservationEncoder, dueling_values, highest, initial_parameters, pick, to_tensor
-from services.agent.normalizer import Normalizer, reward_scale
+from services.agent.networks import (
+    ObservationEncoder,
+    dueling_values,
+    highest,
+    initial_parameters,
+    parameter_shapes,
+    pick,
+    to_tensor,
+)
+from services.agent.normalizer import Normalizer, reward_scale, statistics_shapes
 from services.agent.optimizer import (
     FlatParameters,
     TrainedParameters,
@@ -33,6 +41,7 @@ from services.agent.optimizer import (
 )
 from services.common.batch import Batch
 from services.common.config.algorithms import DqnSettings
+from services.common.parameter_set import ParameterShapes
 from services.common.schema import ActionSpec, Schema, SchemaError
 
 if TYPE_CHECKING:
@@ -47,6 +56,12 @@ def check_action(action: ActionSpec) -> None:
     """
     if not action.is_discrete:
         raise SchemaError(f"dqn needs discrete actions, this environment's are {len(action.low)} reals; choose td3")
+
+
+def acting_shapes(schema: Schema, settings: DqnSettings) -> ParameterShapes:
+    """What the set of role `act` holds: `q.*`, and statistics."""
+    sizes = (ObservationEncoder(schema).policy_size, *settings.hidden_sizes, 1 + schema.action.num_actions)
+    return ParameterShapes(parameter_shapes("q", sizes), statistics_shapes(schema))
 
 
 class Policy:

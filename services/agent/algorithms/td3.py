@@ -28,10 +28,11 @@ from services.agent.networks import (
     critic_values,
     initial_parameters,
     lowest,
+    parameter_shapes,
     squashed_policy,
     to_tensor,
 )
-from services.agent.normalizer import Normalizer, reward_scale
+from services.agent.normalizer import Normalizer, reward_scale, statistics_shapes
 from services.agent.optimizer import (
     FlatParameters,
     TrainedParameters,
@@ -42,6 +43,7 @@ from services.agent.optimizer import (
 )
 from services.common.batch import Batch
 from services.common.config.algorithms import Td3Settings
+from services.common.parameter_set import ParameterShapes
 from services.common.schema import ActionSpec, Schema, SchemaError
 
 if TYPE_CHECKING:
@@ -60,6 +62,14 @@ def check_action(action: ActionSpec) -> None:
         raise SchemaError(
             f"td3 needs continuous actions, this environment has {action.num_actions} discrete ones; choose dqn"
         )
+
+
+def acting_shapes(schema: Schema, settings: Td3Settings) -> ParameterShapes:
+    """What the set of role `act` holds: `policy.*`, a stack of two `critics.*`, and statistics."""
+    encoder, hidden, num_dimensions = ObservationEncoder(schema), settings.hidden_sizes, schema.action.shape[0]
+    policy = parameter_shapes("policy", (encoder.policy_size, *hidden, num_dimensions))
+    critics = parameter_shapes("critics", (encoder.critic_size + num_dimensions, *hidden, 1), stack=2)
+    return ParameterShapes({**policy, **critics}, statistics_shapes(schema))
 
 
 class Policy:

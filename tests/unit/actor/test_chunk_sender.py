@@ -4,7 +4,7 @@ import threading
 import time
 from dataclasses import replace
 from functools import partial
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Optional
 
 import grpc
 import numpy as np
@@ -45,8 +45,13 @@ class Replay(ReplayServicer):
         self.requests: List[Any] = []
         self.statuses: List[int] = []
         self.answers_to_lose = 0
+        self.refusal: Optional[grpc.StatusCode] = None  # of every Insert
+        self.refused = 0
 
     def Insert(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        if self.refusal:
+            self.refused += 1
+            context.abort(self.refusal, "said so")
         response = super().Insert(request, context)
         self.requests.append(request)
         self.statuses.append(response.status)
@@ -317,6 +322,79 @@ def test_a_stop_without_a_replay_keeps_its_budget_and_counts_what_is_lost(
     assert sender.depth == 0
     sender.put(_chunk(3))  # an environment that took long for its last step
     assert sender.dropped_steps == {"stopped": 4 * STEPS}
+
+
+@pytest.mark.parametrize("is_queued_before", [True, False])
+def test_a_stop_while_the_replay_refuses_the_token_drops_what_is_left_and_says_why(
+    is_queued_before: bool,
+    make_sender: Any,
+    replay: Replay,
+    serve: Serve,
+    lifecycle: Lifecycle,
+    log: FakeLog,
+    eventually: Eventually,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(chunk_sender, "FLUSH_BUDGET_S", 0.3)
+    sender = make_sender(serve(ADD, replay))
+    lifecycle.spawn("sender", sender.run)
+    sender.put(_chunk(0))
+    eventually(lambda: sender.acknowledged_steps == STEPS)
+    replay.refusal = grpc.StatusCode.UNAUTHENTICATED  # it was withdrawn
+    if is_queued_before:
+        for number in (1, 2):
+            sender.put(_chunk(number))
+        eventually(lambda: sender.waiting_for)
+    lifecycle.stop("test")
+    if not is_queued_before:
+        for number in (1, 2):
+            sender.put(_chunk(number))
+    _finish(sender, lifecycle)
+    assert sender.dropped_steps == {"stopped": 2 * STEPS}
+    assert sender.depth == 0
+    assert log.events("warning") == ["the last chunks wait for the replay"]
+    assert [values["reason"] for level, _event, values in log.lines if level == "warning"] == ["said so"]
+
+
+def test_a_token_that_is_replaced_within_the_stop_saves_what_is_left(
+    make_sender: Any, replay: Replay, serve: Serve, lifecycle: Lifecycle, eventually: Eventually
+) -> None:
+    replay.refusal = grpc.StatusCode.UNAUTHENTICATED
+    sender = make_sender(serve(ADD, replay))
+    sender.put(_chunk(0))
+    lifecycle.stop("test")
+    lifecycle.spawn("sender", sender.run)
+    eventually(lambda: replay.refused)
+    replay.refusal = None
+    _finish(sender, lifecycle)
+    assert sender.dropped_steps == {}
+    assert replay.steps().acknowledged == STEPS
+
+
+@pytest.mark.parametrize("how", ["refused", "fenced", "another schema"])
+def test_a_stop_in_which_the_replay_takes_nothing_for_good_is_no_mistake(
+    how: str, make_sender: Any, replay: Replay, serve: Serve, lifecycle: Lifecycle, log: FakeLog, eventually: Eventually
+) -> None:
+    address, newer = serve(ADD, replay), Lifecycle()
+    senders = [make_sender(address, stopping=life.stopping) for life in (lifecycle, newer)]
+    for number, (sender, life) in enumerate(zip(senders, (lifecycle, newer))):
+        if number == 0 or how == "fenced":
+            life.spawn("sender", sender.run)
+            sender.put(_chunk(number))
+            _eventually_acknowledged(sender, eventually)
+    newer.stop("test")
+    if how == "refused":
+        replay.refusal = grpc.StatusCode.PERMISSION_DENIED
+    if how == "another schema":
+        replay._table = replay._make_table(Schema((TensorSpec("policy", "float32", (3,)),), ActionSpec(num_actions=2)))
+    lifecycle.stop("test")
+    began_s = time.monotonic()
+    for number in (2, 3):
+        senders[0].put(_chunk(number))
+    _finish(senders[0], lifecycle)
+    assert time.monotonic() - began_s < chunk_sender.FLUSH_BUDGET_S  # at once: no wait would mend it
+    assert senders[0].dropped_steps == {"stopped": 2 * STEPS}
+    assert log.events("warning") == ["the replay takes none of the last chunks"]
 
 
 def test_the_chunk_of_a_slow_last_step_is_delivered(

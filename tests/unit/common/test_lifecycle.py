@@ -9,7 +9,8 @@ from typing import Any, List
 
 import pytest
 
-from services.common.lifecycle import LIFELINE_VARIABLE, Lifecycle
+from services.common import lifecycle
+from services.common.lifecycle import LIFELINE_VARIABLE, STOP_BUDGET_S, Lifecycle
 
 # Says `ready`, waits for the stop, says why it came; `hang` never ends by itself.
 PROCESS = """
@@ -25,7 +26,7 @@ while not stops:
     life.stopping.wait(0.01)
 if "hang" in sys.argv:
     threading.Event().wait()
-print(life.reason, sum(stops), flush=True)
+print(life.reason, sum(stops), life.was_asked, flush=True)
 """
 
 
@@ -48,7 +49,7 @@ def test_a_signal_stops_a_process_in_order(number: signal.Signals) -> None:
     process.send_signal(number)
     process.send_signal(number)
     out, err = process.communicate(timeout=20)
-    assert (process.returncode, out, err) == (0, f"{number.name} 1\n", "")
+    assert (process.returncode, out, err) == (0, f"{number.name} 1 True\n", "")
 
 
 def test_a_process_that_hangs_in_its_stop_says_where_and_ends() -> None:
@@ -69,7 +70,7 @@ def test_the_launchers_death_stops_a_process() -> None:
         process.wait(0.2)
     os.close(write)
     out, _err = process.communicate(timeout=20)
-    assert (process.returncode, out) == (0, "the launcher is gone 1\n")
+    assert (process.returncode, out) == (0, "the launcher is gone 1 True\n")
 
 
 def test_the_first_reason_is_kept_and_callbacks_come_once() -> None:
@@ -77,11 +78,23 @@ def test_the_first_reason_is_kept_and_callbacks_come_once() -> None:
     calls: Any = []
     life.on_stop(lambda: calls.append("before"))
     life.stop("first")
-    life.stop("second")
-    assert life.reason == "first"
+    life.stop("second", asked=True)
+    assert (life.reason, life.was_asked) == ("first", False)
     assert calls == ["before"]
     life.on_stop(lambda: calls.append("after"))
     assert calls == ["before", "after"]
+
+
+def test_last_calls_share_what_is_left_of_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    life, now_s = Lifecycle(), 100.0
+    monkeypatch.setattr(lifecycle.time, "monotonic", lambda: now_s)
+    assert life.last_s(20.0) == 20.0
+    life.stop("test")
+    assert (life.last_s(2.0), life.last_s(20.0)) == (2.0, STOP_BUDGET_S / 4)
+    now_s += STOP_BUDGET_S - 1.0
+    assert life.last_s(2.0) == 0.25
+    now_s += 5.0
+    assert life.last_s(2.0) == 0.0
 
 
 def test_a_stop_in_a_foreign_process_sets_no_budget() -> None:

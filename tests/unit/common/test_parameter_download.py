@@ -10,6 +10,7 @@ import pytest
 from services.common import parameter_download
 from services.common.lifecycle import Lifecycle
 from services.common.parameter_download import ParameterDownload
+from services.common.parameter_set import ParameterShapes
 from services.common.peer import Peer
 from services.common.rpc import Caller, Refused, Stopped
 from shoal.v1 import experience_pb2, parameters_pb2, parameters_pb2_grpc
@@ -37,6 +38,21 @@ def download(chief: FakeChief, serve: Serve, lifecycle: Lifecycle, log: FakeLog)
         part_bytes=PART,
     )
     caller.close()
+
+
+def test_the_first_set_must_fit_the_network_that_is_to_run_on_it(download: ParameterDownload, chief: FakeChief) -> None:
+    download._shapes = ParameterShapes({"policy.bias": (3,)})
+    chief.publish(1, 0.25, size=2)
+    with pytest.raises(Refused) as caught:
+        download.fetch()
+    assert str(caught.value) == (
+        "the chief's parameters do not fit this actor: 'policy.bias' is (2,) there, and (3,) here; start both with the "
+        "same run file: [algorithm], the section of the algorithm, [normalization] and [env] must agree"
+    )
+    assert download.newest is None
+    chief.publish(2, 0.5, size=3)  # another life of the chief
+    download.fetch()
+    assert _bias(download) == 0.5
 
 
 def _bias(download: ParameterDownload) -> float:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hypothesis_numpy
 
 from services.common.errors import UserError
-from services.common.parameter_set import decode_set, digest_of, encode_set
+from services.common.parameter_set import ParameterShapes, decode_set, digest_of, encode_set
 
 DTYPES: Any = ["float32", "float16", "bfloat16"]
 arrays = hypothesis_numpy.arrays(
@@ -130,3 +130,23 @@ def test_the_digest_is_over_what_travels() -> None:
 def test_what_is_no_set_is_told() -> None:
     with pytest.raises(ValueError, match="no safetensors file"):
         decode_set(b"rubbish")
+
+
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [
+        ({}, ""),
+        ({"normalizer.policy.mean": (4,)}, ""),
+        ({"policy.0.weight": (4, 9)}, "'policy.0.weight' is (4, 9) there, and (4, 8) here"),
+        ({"policy.0.weight": (4, 8, 1)}, "'policy.0.weight' is (4, 8, 1) there, and (4, 8) here"),
+        ({"policy.0.weight": None, "policy.0.bias": (9,)}, "'policy.0.weight' is (4, 8) here, and missing there"),
+        ({"policy.1.weight": (8, 8)}, "'policy.1.weight' is (8, 8) there, and missing here"),
+        ({"normalizer.policy.mean": (3,)}, "'normalizer.policy.mean' is (3,) there, and (4,) here"),
+        ({"normalizer.states.mean": (4,)}, "'normalizer.states.mean' is (4,) there, and missing here"),
+    ],
+)
+def test_a_set_for_another_network_is_told_by_its_first_difference(change: Any, difference: str) -> None:
+    shapes = ParameterShapes({"policy.0.weight": (4, 8), "policy.0.bias": (8,)}, {"normalizer.policy.mean": (4,)})
+    theirs = {"policy.0.bias": (8,), "policy.0.weight": (4, 8), **change}
+    parameters = {name: np.zeros(shape, np.float32) for name, shape in theirs.items() if shape is not None}
+    assert shapes.difference(parameters) == difference

@@ -217,6 +217,22 @@ def test_a_refusal_is_told_and_not_repeated(code: grpc.StatusCode, serve: Serve,
     assert replay.calls == 1
 
 
+@pytest.mark.parametrize("code", [grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.FAILED_PRECONDITION])
+def test_a_refusal_that_comes_in_a_stop_is_a_warning(
+    code: grpc.StatusCode, serve: Serve, caller: Any, log: FakeLog
+) -> None:
+    def refuse_late(context: grpc.ServicerContext) -> None:
+        client._stopping.set()
+        _abort(code)(context)
+
+    client = caller(serve(replay_pb2_grpc.add_ReplayServiceServicer_to_server, Replay(refuse_late)))
+    with pytest.raises(Stopped):
+        client.call(replay_pb2_grpc.ReplayServiceStub(client.channel).GetInfo, INFO, timeout_s=5)
+    ((level, event, values),) = log.lines
+    assert (level, values) == ("warning", {"reason": f"said {code.name}"})
+    assert event.endswith("refused the last call")
+
+
 @pytest.mark.parametrize(
     "code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.ABORTED, grpc.StatusCode.RESOURCE_EXHAUSTED]
 )

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,11 +9,21 @@ from typing import Any
 
 import pytest
 
-PROCESS = """
+# Takes as long to be taken down as a large library on a starved machine.
+LIBRARY = """
+import time
+class Module:
+    def __del__(self, sleep=time.sleep):
+        sleep(60)
+library = Module()
+"""
+PROCESS = (
+    LIBRARY
+    + """
 import sys
-from services.common.errors import Crash, Fenced
-from services.common.rpc import Stopped
-from services.common.service import main
+from services.common.errors import Crash, Fenced, UserError
+from services.common.rpc import Refused, Stopped
+from services.common.service import end_process, main
 def run(config, lifecycle, log):
     print("run", config.run.name, config.run.seed, config.helper.chief, flush=True)
     how = sys.argv[1]
@@ -28,8 +39,31 @@ def run(config, lifecycle, log):
         lifecycle.spawn("worker", fail)
         lifecycle.stopping.wait(5)
         raise Stopped
-sys.exit(main("demo", run, sys.argv[2:], short_flags={"--chief": "--helper.chief"}, name_of=lambda _config: "helper"))
+    if how.startswith("in a stop"):
+        import os, signal
+        os.kill(os.getpid(), signal.SIGTERM)
+        lifecycle.stopping.wait(5)
+        if how == "in a stop, refused": raise Refused("the token was withdrawn")
+        if how == "in a stop, fenced in a thread":
+            def fail(): raise Fenced("heard from a thread")
+            lifecycle.spawn("worker", fail).join()
+        if how == "in a stop, the disk is full": raise UserError("no space is left")
+    if how == "exit functions":
+        import atexit, multiprocessing, tempfile, threading
+        sys.argv = [""]  # which the child is not to read
+        folder = tempfile.TemporaryDirectory()
+        atexit.register(lambda: print("exit function, thread ended:", not thread.is_alive()))
+        thread = threading.Thread(target=time.sleep, args=(0.2,))
+        thread.start()
+        child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,), daemon=True)
+        child.start()
+        library.folder = folder  # they live as long as the process
+        library.child = child
+        print(folder.name, child.pid)
+flags = {"--chief": "--helper.chief"}
+end_process(main("demo", run, sys.argv[2:], short_flags=flags, name_of=lambda _config: "helper"))
 """
+)
 
 
 def _run(how: str, *arguments: str) -> Any:
@@ -47,6 +81,10 @@ def _run(how: str, *arguments: str) -> Any:
         ("simulator", 1, "shoal demo: the environment ended the process"),
         ("fenced", 3, "shoal demo: a newer life"),
         ("thread", 3, "shoal demo: heard from a thread"),
+        ("in a stop", 0, ""),
+        ("in a stop, refused", 0, ""),
+        ("in a stop, fenced in a thread", 0, ""),
+        ("in a stop, the disk is full", 2, "shoal demo: no space is left"),
     ],
 )
 def test_exit_codes(how: str, code: int, said: str, tmp_path: Path) -> None:
@@ -57,6 +95,31 @@ def test_exit_codes(how: str, code: int, said: str, tmp_path: Path) -> None:
     assert ended.stdout.startswith("run arm 4 \n")  # the file's stem names a run without a name
     assert said in ended.stderr
     assert ("Traceback" in ended.stderr) == (how == "crash")
+
+
+def test_a_refusal_in_a_stop_is_told() -> None:
+    said = _run("in a stop, refused").stdout
+    assert "warning a last call was refused reason='the token was withdrawn'" in said
+    assert said.endswith("stopped reason=SIGTERM\n")
+
+
+def test_what_relies_on_the_end_of_a_process_is_done() -> None:
+    ended = _run("exit functions")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    words = next(line for line in ended.stdout.splitlines() if line.startswith("/")).split()
+    assert not Path(words[0]).exists()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(words[1]), 0)
+    assert ended.stdout.endswith("exit function, thread ended: True\n")
+
+
+@pytest.mark.parametrize("module", ["services.actor", "services.actor.evaluator", "services.learner"])
+def test_every_service_ends_without_taking_its_modules_down(module: str) -> None:
+    probe = f"{LIBRARY}import runpy, sys\nsys.argv[1:] = ['--help']\n"
+    probe += f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+    ended = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=30, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.startswith("usage: shoal ")
 
 
 def test_a_mistake_in_the_run_file_is_told_without_a_traceback() -> None:

@@ -105,3 +105,16 @@ def test_another_environments_run_is_refused(run: Run) -> None:
     run.save(40)
     with pytest.raises(UserError, match=r"does not fit the actors' environment: .*; choose another run\.name"):
         run.life().check_fits(Schema(SCHEMA.observation, ActionSpec(num_actions=3)))
+
+
+def test_other_networks_are_refused(run: Run) -> None:
+    run.save(40)
+
+    def misfit(_state: Dict[str, Any]) -> None:
+        raise ValueError("'critic.0.weight' is (8, 3) there, and (16, 3) here")
+
+    run.learner.load_state = misfit
+    with pytest.raises(
+        UserError, match=r"does not fit the run file: 'critic.* choose another run\.name, or set the run"
+    ):
+        run.life().resume(run.learner, env_steps=0)

@@ -5,7 +5,7 @@ from typing import Any, Optional
 import pytest
 
 from services.common.lifecycle import Lifecycle
-from services.common.rpc import Stopped, Unavailable
+from services.common.rpc import Refused, Stopped, TokenRefused, Unavailable
 from services.learner import env_steps
 from services.learner.env_steps import AcknowledgedSteps
 from shoal.v1 import replay_pb2
@@ -29,6 +29,7 @@ class Replay:
 
     def __init__(self) -> None:
         self.ring_id, self.acknowledged, self.is_gone = 1, 0, False
+        self.fault: Exception = Unavailable("gone")
         self.statistics: Optional[Statistics] = None
 
     def info(self, *, with_moments: bool = False) -> replay_pb2.GetReplayInfoResponse:
@@ -41,7 +42,7 @@ class Replay:
 
     def info_once(self) -> replay_pb2.GetReplayInfoResponse:
         if self.is_gone:
-            raise Unavailable("gone")
+            raise self.fault
         return self.info()
 
 
@@ -52,7 +53,9 @@ def test_rings_of_the_replay_add_up() -> None:
         replay.ring_id, replay.acknowledged = ring_id, acknowledged
         steps.poll_once(replay)
     replay.is_gone = True
-    steps.poll_once(replay)
+    for fault in (Unavailable("gone"), Refused("its table is another's"), TokenRefused("it was withdrawn")):
+        replay.fault = fault
+        steps.poll_once(replay)
     assert steps.total == 100 + 30 + 5
     assert AcknowledgedSteps(steps.by_ring()).total == steps.total
     assert steps.by_ring() == {"aa": 100, "1": 30, "2": 5}

@@ -3,10 +3,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.common.config.security import SecuritySection
 from services.common.errors import UserError
+from services.common.rpc import Server, call_once, connect
 from services.common.security.transport import client_security, server_security
+from tests.slow_link import SlowLink
 from tests.unit.common.security.conftest import MakeSection
 
 HERE, BEYOND = "127.0.0.1:7401", "10.0.0.1:7401"
@@ -88,3 +91,21 @@ def test_a_file_behind_a_dash_may_hold_a_place(section: MakeSection, folder: Pat
     assert book.role_of(token()) == "actor"
     with pytest.raises(UserError, match="holds no token"):  # without a dash, an empty file is a mistake
         client_security(section(token=str(tmp_path / "empty")), BEYOND)
+
+
+def test_a_first_call_has_all_of_its_time_to_connect_over_a_slow_link(section: MakeSection) -> None:
+    server = Server(
+        "127.0.0.1:0", max_workers=2, option_name="x", security=server_security(section("monitor"), "127.0.0.1:0")
+    )
+    server.start()
+    try:
+        with SlowLink(server.port, round_trip_s=0.3, bytes_per_s=2e6 / 8) as link, connect(
+            link.address, client_security(section("monitor"), link.address)
+        ) as channel:
+            answer = call_once(
+                health_pb2_grpc.HealthStub(channel).Check, health_pb2.HealthCheckRequest(), timeout_s=10
+            )  # one try
+            assert link.num_connections == 1
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    finally:
+        server.stop(0)
