@@ -115,6 +115,6 @@ def test_other_networks_are_refused(run: Run) -> None:
 
     run.learner.load_state = misfit
     with pytest.raises(
-        UserError, match=r"does not fit the run file: 'critic.* choose another run\.name, or set the run"
+        UserError, match=r"does not fit the run file: 'critic.*; choose another run\.name"
     ):
         run.life().resume(run.learner, env_steps=0)
