@@ -20,7 +20,7 @@ from services.common.ring_layout import RingFormat
 from services.common.rpc import Server
 from services.common.schema import Schema
 from services.common.security.transport import server_security
-from services.common.service import main
+from services.common.service import end_process, main
 from services.common.waits import Waits
 from services.replay.footprint import in_words, refuse_more_than_memory, rows_for, total_bytes
 from services.replay.metrics import TableCollector
@@ -274,4 +274,4 @@ def make_dump(config: RunConfig, log: Log) -> Optional[QuarantineDump]:
 
 
 if __name__ == "__main__":
-    sys.exit(main("replay", run, sys.argv[1:]))
+    end_process(main("replay", run, sys.argv[1:]))

@@ -113,7 +113,10 @@ def test_what_relies_on_the_end_of_a_process_is_done() -> None:
     assert ended.stdout.endswith("exit function, thread ended: True\n")
 
 
-@pytest.mark.parametrize("module", ["services.actor", "services.actor.evaluator", "services.learner"])
+MODULES = ["services.replay", "services.learner", "services.actor", "services.actor.evaluator"]
+
+
+@pytest.mark.parametrize("module", MODULES)
 def test_every_service_ends_without_taking_its_modules_down(module: str) -> None:
     probe = f"{LIBRARY}import runpy, sys\nsys.argv[1:] = ['--help']\n"
     probe += f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"

@@ -114,7 +114,5 @@ def test_other_networks_are_refused(run: Run) -> None:
         raise ValueError("'critic.0.weight' is (8, 3) there, and (16, 3) here")
 
     run.learner.load_state = misfit
-    with pytest.raises(
-        UserError, match=r"does not fit the run file: 'critic.*; choose another run\.name"
-    ):
+    with pytest.raises(UserError, match=r"does not fit the run file: 'critic.*; choose another run\.name"):
         run.life().resume(run.learner, env_steps=0)
