@@ -23,17 +23,20 @@ _PLAIN_BYTES = (FieldDescriptor.TYPE_BYTES, FieldDescriptor.TYPE_STRING)
 Kinds = Dict[int, Tuple[int, Any]]  # number of a field -> its type, and the descriptor of its message
 
 
-def check_bounds(message: Union[bytes, memoryview], descriptor: Descriptor) -> None:
+def check_bounds(
+    message: Union[bytes, memoryview], descriptor: Descriptor, uncounted_bytes: int = UNCOUNTED_BYTES
+) -> None:
     """Refuse a message that would take far more memory than it has bytes; one that is small is not looked at.
 
     Args:
         message: encoded, of any content.
         descriptor: of what it is to be parsed as.
+        uncounted_bytes: a message of so many is small.
 
     Raises:
         WireError: it has too many fields, too many packed numbers, or is no message; one sentence says which.
     """
-    if len(message) > UNCOUNTED_BYTES:
+    if len(message) > uncounted_bytes:
         _count(memoryview(message), descriptor, _Room())
 
 

@@ -163,7 +163,7 @@ class RequestGate(grpc.ServerInterceptor):  # type: ignore[type-arg]  # not gene
     def _cancel(self, waiting: Dict[int, Tuple[float, Any]], patience_s: float, word: str) -> None:
         now_s = self._clock()
         for key, (since_s, context) in list(waiting.items()):
-            if now_s - since_s > patience_s and waiting.pop(key, None):
+            if now_s - since_s > patience_s and waiting.pop(key, None) is not None:
                 self._on_rejected(word)
                 context.cancel()
 
