@@ -24,13 +24,15 @@ from services.common.waits import Held
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024  # alike on both ends, so that an oversize message fails where it is made
 MAX_HELD_BYTES = 4 * MAX_MESSAGE_BYTES  # of requests under way, and of answers not taken; ours come to a tenth of it
 
-_SIZE_OPTIONS: List[Tuple[str, int]] = [
+_MESSAGE_OPTIONS: List[Tuple[str, int]] = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    # What gRPC packed stays packed, and is no message: some kilobytes would become 256 MiB. Without the algorithms gRPC
+    # would refuse it too, but with a line on stderr for each of a stranger's calls.
+    ("grpc.per_message_decompression", 0),
 ]
 CHANNEL_OPTIONS: List[Tuple[str, int]] = [
-    *_SIZE_OPTIONS,
-    ("grpc.compression_enabled_algorithms_bitset", 1),  # none: a peer that lies could send 256 MiB as some kilobytes
+    *_MESSAGE_OPTIONS,
     ("grpc.use_local_subchannel_pool", 1),  # a channel is a connection of its own
     ("grpc.enable_http_proxy", 0),  # peers are hosts of ours: a proxy for the web must not come between
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -40,10 +42,7 @@ CHANNEL_OPTIONS: List[Tuple[str, int]] = [
     ("grpc.keepalive_timeout_ms", 5_000),
 ]
 SERVER_OPTIONS: List[Tuple[str, int]] = [
-    *_SIZE_OPTIONS,
-    # What gRPC packed stays packed, and is no message: the gate refuses it. Without the algorithms gRPC would refuse it
-    # too, but with a line on stderr for each of a stranger's calls.
-    ("grpc.per_message_decompression", 0),
+    *_MESSAGE_OPTIONS,
     ("grpc.so_reuseport", 0),  # else a second server binds a busy port in silence
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 5_000),

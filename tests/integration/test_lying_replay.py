@@ -58,6 +58,7 @@ ANSWERS = {
     "no items": _items(num_items=0),
     "columns of two lengths": _items(discount=bytes(4)),
     "another schema": _items(STRANGE),
+    "packed by gRPC": _items(),  # though it would be right, unpacked
     "an actor that nobody named": _items(actor_index=b"\xff" * 4 * NUM_ITEMS),
 }
 
@@ -66,6 +67,11 @@ ANSWERS = {
 def test_a_learner_ends_with_a_sentence_over_answers_that_are_none(
     name: str, lifecycle: Lifecycle, log: FakeLog, eventually: Eventually
 ) -> None:
+    def sample(_request: bytes, context: grpc.ServicerContext) -> bytes:
+        if name == "packed by gRPC":
+            context.set_compression(grpc.Compression.Gzip)
+        return ANSWERS[name]
+
     def register(servicer: LyingReplay, server: grpc.Server) -> None:
         handlers = {
             "GetInfo": grpc.unary_unary_rpc_method_handler(
@@ -73,7 +79,7 @@ def test_a_learner_ends_with_a_sentence_over_answers_that_are_none(
                 replay_pb2.GetReplayInfoRequest.FromString,
                 replay_pb2.GetReplayInfoResponse.SerializeToString,
             ),
-            "Sample": grpc.unary_unary_rpc_method_handler(lambda _request, _context: ANSWERS[name]),
+            "Sample": grpc.unary_unary_rpc_method_handler(sample),
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("shoal.v1.ReplayService", handlers),))
 
