@@ -24,7 +24,7 @@ from services.common.waits import Waits
 Family = Type[Union[CounterMetricFamily, GaugeMetricFamily]]
 Values = Mapping[str, float]  # by the value of a label
 
-REJECTIONS = ("no_token", "unknown_token", "wrong_role", "false_peer", "malformed", "slow")
+REJECTIONS = ("no_token", "unknown_token", "wrong_role", "false_peer", "malformed", "slow", "crowded", "untaken")
 CALL_BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 

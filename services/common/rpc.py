@@ -22,13 +22,17 @@ from services.common.security.transport import CALL_IN_THE_CLEAR, LISTEN_IN_THE_
 from services.common.waits import Held
 
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024  # alike on both ends, so that an oversize message fails where it is made
+MAX_HELD_BYTES = 4 * MAX_MESSAGE_BYTES  # of requests under way, and of answers not taken; ours come to a tenth of it
 
-_SIZE_OPTIONS: List[Tuple[str, int]] = [
+_MESSAGE_OPTIONS: List[Tuple[str, int]] = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    # What gRPC packed stays packed, and is no message: some kilobytes would become 256 MiB. Without the algorithms gRPC
+    # would refuse it too, but with a line on stderr for each of a stranger's calls.
+    ("grpc.per_message_decompression", 0),
 ]
 CHANNEL_OPTIONS: List[Tuple[str, int]] = [
-    *_SIZE_OPTIONS,
+    *_MESSAGE_OPTIONS,
     ("grpc.use_local_subchannel_pool", 1),  # a channel is a connection of its own
     ("grpc.enable_http_proxy", 0),  # peers are hosts of ours: a proxy for the web must not come between
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -40,7 +44,7 @@ CHANNEL_OPTIONS: List[Tuple[str, int]] = [
     ("grpc.keepalive_timeout_ms", 5_000),
 ]
 SERVER_OPTIONS: List[Tuple[str, int]] = [
-    *_SIZE_OPTIONS,
+    *_MESSAGE_OPTIONS,
     ("grpc.so_reuseport", 0),  # else a second server binds a busy port in silence
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 5_000),
@@ -236,6 +240,7 @@ class Server:
         max_workers: int,
         option_name: str,
         max_calls: int = 0,
+        max_held_bytes: int = MAX_HELD_BYTES,
         security: ServerSecurity = LISTEN_IN_THE_CLEAR,
         on_rejected: Callable[[str], None] = _say_nothing,
         observe: Optional[Observe] = None,
@@ -247,6 +252,8 @@ class Server:
             max_workers: threads; each call holds one while it runs.
             max_calls: under way at once, those that wait for a thread included; more are told to come again. 0: four
                 for each thread.
+            max_held_bytes: of requests that are worked on, and likewise of answers that callers have not taken; who
+                comes beyond is told to come again.
             option_name: what the user would change, named in the error.
             security: certificate and tokens.
             on_rejected: told why a call was rejected at the door, one word.
@@ -256,7 +263,7 @@ class Server:
             UserError: the port is taken, or the address cannot be bound.
         """
         self._pool = futures.ThreadPoolExecutor(max_workers=max_workers, thread_name_prefix="rpc")
-        self._gate = RequestGate(max_workers, on_rejected)
+        self._gate = RequestGate(max_workers, on_rejected, max_held_bytes=max_held_bytes)
         self._server = grpc.server(
             self._pool,
             options=[*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", _max_connections())],

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import argparse
 import random
+import subprocess
 import sys
-import tempfile
 import time
-import traceback
 import warnings
-from pathlib import Path
+from importlib.util import find_spec
 from typing import List
 
-from tests.fuzz.corpus_files import inputs_of, keep
-from tests.fuzz.mutation import MAX_BYTES, mutate
-from tests.fuzz.targets import TARGETS, run
+from tests.fuzz.attempt import attempt
+from tests.fuzz.corpus_files import inputs_of
+from tests.fuzz.mutation import mutate
+from tests.fuzz.targets import TARGETS
 
 
 def main(arguments: List[str]) -> int:
@@ -28,11 +28,16 @@ def main(arguments: List[str]) -> int:
     parser.add_argument("--engine", choices=("changes", "atheris"), default="changes")
     options = parser.parse_args(arguments)
     names = options.target or sorted(TARGETS)
+    seconds = options.minutes * 60 / len(names)
     if options.engine == "atheris":
-        return _by_coverage(names[0], options.minutes * 60)
-    seed = options.seed or random.SystemRandom().randrange(1, 2**32)
-    print(f"seed {seed}: {len(names)} targets, {options.minutes * 60 / len(names):.1f} s each")
-    failed = [name for name in names if not _by_changes(name, seed, options.minutes * 60 / len(names))]
+        if find_spec("atheris") is None:
+            print("atheris is not installed: pip install atheris, or leave --engine away")
+            return 2
+        failed = [name for name in names if not _by_coverage(name, seconds)]
+    else:
+        seed = options.seed or random.SystemRandom().randrange(1, 2**32)
+        print(f"seed {seed}: {len(names)} targets, {seconds:.1f} s each")
+        failed = [name for name in names if not _by_changes(name, seed, seconds)]
     print(f"failed: {', '.join(failed)}" if failed else "every input met a refusal or a valid result")
     return 1 if failed else 0
 
@@ -45,38 +50,22 @@ def _by_changes(name: str, seed: int, seconds: float) -> bool:
     while time.monotonic() < deadline_s:
         data = mutate(rng.choice(inputs), rng, inputs)
         tried += 1
-        if not _try(name, data):
+        if not attempt(name, data):
             return False
     print(f"{name:<20} {tried} inputs")
     return True
 
 
-def _try(name: str, data: bytes) -> bool:
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            run(name, data, Path(folder))
-    except Exception:  # noqa: BLE001 (whatever it is: that is what is looked for)
-        traceback.print_exc()
-        print(f"{name:<20} FAILED; the input is kept in {keep(name, data)}")
-        return False
-    return True
-
-
-def _by_coverage(name: str, seconds: float) -> int:
-    try:
-        import atheris
-    except ImportError:
-        print("atheris is not installed: pip install atheris, or leave --engine away")
-        return 2
-
-    def one(data: bytes) -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            run(name, data, Path(folder))
-
-    atheris.instrument_all()
-    atheris.Setup([sys.argv[0], f"-max_total_time={int(seconds)}", f"-max_len={MAX_BYTES}"], one)
-    atheris.Fuzz()
-    return 0
+def _by_coverage(name: str, seconds: float) -> bool:
+    """Fuzz one target in a process of its own, since libFuzzer ends it; False: an input failed, and is kept."""
+    words = [sys.executable, "-m", "tests.fuzz.by_coverage", name, str(seconds)]
+    done = subprocess.run(
+        words, check=False, stderr=subprocess.STDOUT, stdout=subprocess.PIPE, text=True, errors="replace"
+    )
+    lines = done.stdout.splitlines()
+    end = next((line for line in reversed(lines) if line.startswith("Done ")), "it did not get to its end")
+    print(f"{name:<20} {end}" if done.returncode == 0 else "\n".join(lines[-60:]), flush=True)
+    return done.returncode == 0
 
 
 if __name__ == "__main__":

@@ -13,6 +13,8 @@ import safetensors.numpy
 
 from services.common.chunk import TERMINATED, TRUNCATED, VALID, ActorCounters
 from services.common.codec import encode_schema, fill_chunk
+from services.common.config.load import to_toml
+from services.common.config.run import RunConfig
 from services.common.peer import Peer
 from services.common.ring_layout import CHUNKS_FOLDER, FORMAT_FILE, RingFormat
 from services.common.run_folder import Evaluation
@@ -26,6 +28,8 @@ from shoal.v1 import experience_pb2, gradients_pb2, parameters_pb2, replay_pb2
 from tests.fakes import RUN_ID, SCHEMA, FakeClock, make_chunk
 from tests.fuzz import stand_ins, targets
 from tests.fuzz.corpus_files import CORPUS
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def seeds() -> Iterator[Tuple[str, str, bytes]]:
@@ -99,6 +103,7 @@ def _replay_calls() -> Iterator[Tuple[str, str, bytes]]:
     yield "inspect", "odd_order", inspect.SerializeToString()
     yield "inspect", "one", replay_pb2.InspectRequest(peer=operator, one=True, key=2**63 - 1).SerializeToString()
     yield "snapshot", "nul", replay_pb2.SnapshotRequest(peer=operator, folder="a\0b").SerializeToString()
+    yield "flush", "plain", replay_pb2.FlushRequest(peer=operator).SerializeToString()
     info = replay_pb2.GetReplayInfoRequest(peer=operator, with_moments=True)
     yield "replay_info", "plain", info.SerializeToString()
     served = stand_ins.replay()
@@ -133,7 +138,15 @@ def _chief_calls() -> Iterator[Tuple[str, str, bytes]]:
         peer=evaluator, version=1, digest="0" * 32, episodes=5, success_rate=0.5, mean_return=1.0
     )
     yield "report_evaluation", "plain", report.SerializeToString()
+    operator = _peer(experience_pb2.ROLE_OPERATOR, "top")
+    drain = parameters_pb2.DrainRequest(peer=operator, actors_within_seconds=5.0)
+    yield "drain", "plain", drain.SerializeToString()
+    drain.actors_within_seconds = float("nan")
+    yield "drain", "absurd", drain.SerializeToString()
+    yield "drain", "undo", parameters_pb2.DrainRequest(peer=operator, undo=True).SerializeToString()
+    yield "learner_info", "plain", parameters_pb2.GetLearnerInfoRequest(peer=operator).SerializeToString()
     yield "join", "plain", gradients_pb2.JoinRequest(peer=helper).SerializeToString()
+    yield "leave", "plain", gradients_pb2.LeaveRequest(peer=helper).SerializeToString()
     rng = np.random.default_rng(0)
     gradients = {name: rng.normal(size=shape).astype(np.float32) for name, shape in stand_ins.SHAPES.items()}
     for codec, packing in (("int8", "zstd"), ("int8", "zlib"), ("fp16", "none"), ("none", "zlib")):
@@ -187,6 +200,12 @@ def _files() -> Iterator[Tuple[str, str, bytes]]:
         yield "ring_format", "plain", (ring / FORMAT_FILE).read_bytes()
     yield "ring_format_facts", "capacity", b'{"capacity": -1, "n_step": 1000000000000}'
     yield "ring_format_facts", "schema", b'{"schema": {"observation": [["a", "float32", ["x"]]], "action": {}}}'
+    keys = np.array([[0, 5, -1, 2**62], [1, 6, -(2**63), 2**63 - 1]], np.int64)
+    yield "ring_reader", "plain", np.array([24, 24], np.int64).tobytes() + keys.tobytes()
+    yield "ring_reader", "negative", np.array([-5, 2**62], np.int64).tobytes() + keys.tobytes()
+    for name in ("arm_reach", "arm_joint"):
+        yield "run_toml", name, (ROOT / "configs" / f"{name}.toml").read_bytes()
+    yield "run_toml", "resolved", to_toml(RunConfig()).encode()
     row = LedgerRow(updates=5, wall_s=1.0, bound=None, items=3, actors={"a": ActorLag()})
     yield "staleness_log", "two_rows", (row.to_line() + "\n" + row.to_line() + "\n").encode()
     yield "run_files", "evaluation", (json.dumps(asdict(Evaluation(1, 20, 50, 0.5, 1.0, 30.0))) + "\n").encode()

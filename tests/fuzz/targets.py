@@ -1,6 +1,7 @@
 """What is fuzzed: each target takes any bytes and may refuse them in its own words, or come to a valid result.
 
-A target fails by any other exception, by a structure whose `check_valid` finds fault, or by memory beyond `MOST_BYTES`.
+A target fails by any other exception, by a structure whose `check_valid` finds fault, by memory beyond `MOST_BYTES`, or
+by taking longer than `MOST_S`.
 """
 
 from __future__ import annotations
@@ -10,19 +11,22 @@ import dataclasses
 import json
 import shutil
 import struct
+import time
 import tracemalloc
 from pathlib import Path
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, Tuple
 
 import google_crc32c
 import numpy as np
 import safetensors.numpy
 
 from services.common.codec import encode_schema
+from services.common.config.load import ConfigError, load, to_toml
 from services.common.errors import UserError
 from services.common.packing import MAX_UNPACKED_BYTES
 from services.common.parameter_set import decode_set
-from services.common.ring_layout import CHUNKS_FOLDER, FORMAT_FILE, RingFormat
+from services.common.ring_layout import CHUNKS_FOLDER, FORMAT_FILE, GUARDS_FILE, RingFormat
+from services.common.ring_reader import RingReader
 from services.common.run_folder import RunFolder
 from services.common.sample_codec import decode_batch, decode_drawn, read_response
 from services.common.schema import SchemaError
@@ -47,8 +51,11 @@ from tests.fakes import SCHEMA, FakeClock, FakeLog, make_chunk
 from tests.fuzz import stand_ins
 
 MOST_BYTES = MAX_UNPACKED_BYTES + (64 << 20)  # that Python and numpy may take for one input
+MOST_S = 20.0  # of processor time for one input; honest ones take some milliseconds
 SEGMENT_BYTES = 1 << 18
 RING_ROWS = 32
+GUARDS_BYTES = 16
+NO_KEYS = np.zeros((2, 0), np.int64)
 
 Target = Callable[[bytes, Path], None]
 
@@ -56,12 +63,15 @@ Target = Callable[[bytes, Path], None]
 def run(name: str, data: bytes, folder: Path) -> None:
     """Give `data` to a target; `folder` is empty and the target's own."""
     tracemalloc.start()
+    began_s = time.process_time()
     try:
         TARGETS[name](data, folder)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
+    took_s = time.process_time() - began_s
     assert peak < MOST_BYTES, f"{name} took {peak} bytes for {len(data)}"
+    assert took_s < MOST_S, f"{name} took {took_s:.1f} s for {len(data)} bytes"
 
 
 # Messages
@@ -228,8 +238,7 @@ def _ring_format_facts(data: bytes, folder: Path) -> None:
     _open_ring(folder, damage)
 
 
-def _open_ring(folder: Path, damage: Callable[[Path], Any]) -> None:
-    """Make a ring with three chunks, damage it, and open it as a replay does."""
+def _make_ring(folder: Path) -> Tuple[Path, TableSettings]:
     path = folder / "ring"
     settings = TableSettings(capacity=RING_ROWS, n_step=2, max_batch_size=8)
     made = RingFolder.create(path, RingFormat("run", SCHEMA, RING_ROWS, 2, 0.99, "", 0.0), "5", SEGMENT_BYTES)
@@ -237,7 +246,41 @@ def _open_ring(folder: Path, damage: Callable[[Path], Any]) -> None:
     for sequence in range(3):
         table.insert("a", 1, make_chunk(4, 2, sequence=sequence, first_step=4 * sequence), max_wait_s=0.0)
     made.close()
+    return path, settings
+
+
+def _ring_reader(data: bytes, folder: Path) -> None:
+    """Guards of a ring, and keys that a replay sent, that are anything; half of the keys are of bootstrap rows."""
+    path, _ = _make_ring(folder)
+    with (path / GUARDS_FILE).open("r+b") as guards:
+        guards.write(data[:GUARDS_BYTES])
+    half = (len(data) - GUARDS_BYTES) // 16
+    keys, bootstrap_keys = np.frombuffer(data, "<i8", 2 * half, GUARDS_BYTES).reshape(2, half) if half > 0 else NO_KEYS
+    reader = RingReader(path)
+    for given in (None, bootstrap_keys):
+        columns, intact = reader.gather(keys, given)
+        assert all(len(column) == len(keys) for column in columns.values())
+        assert (keys[intact] < reader.committed).all()
+        assert (keys[intact] >= 0).all()
+
+
+def _run_toml(data: bytes, folder: Path) -> None:
+    file = folder / "run.toml"
+    file.write_bytes(data)
+    with contextlib.suppress(ConfigError):
+        config = load(file).config
+        file.write_text(to_toml(config), encoding="utf-8")
+        assert load(file).config == config
+
+
+def _open_ring(folder: Path, damage: Callable[[Path], Any]) -> None:
+    """Make a ring with three chunks, damage it, and open it as a replay does."""
+    path, settings = _make_ring(folder)
     damage(path)
+    try:  # as a learner on the same machine does
+        RingReader(path).gather(np.arange(4))
+    except UserError as error:
+        _names(path, error)
     try:
         opened = RingFolder.open(path, "6", SEGMENT_BYTES)
     except UserError as error:
@@ -301,11 +344,15 @@ TARGETS: Dict[str, Target] = {
     "inspect": _replay("Inspect", replay_pb2.InspectRequest),
     "snapshot": _replay("Snapshot", replay_pb2.SnapshotRequest),
     "replay_info": _replay("GetInfo", replay_pb2.GetReplayInfoRequest),
+    "flush": _replay("Flush", replay_pb2.FlushRequest),
     "get_parameters": _parameters("Get", parameters_pb2.GetParametersRequest),
     "get_manifest": _parameters("GetManifest", parameters_pb2.GetManifestRequest),
     "report_evaluation": _parameters("ReportEvaluation", parameters_pb2.ReportEvaluationRequest),
+    "drain": _parameters("Drain", parameters_pb2.DrainRequest),
+    "learner_info": _parameters("GetInfo", parameters_pb2.GetLearnerInfoRequest),
     "push": _gradients("Push", gradients_pb2.PushRequest),
     "join": _gradients("Join", gradients_pb2.JoinRequest),
+    "leave": _gradients("Leave", gradients_pb2.LeaveRequest),
     "gradient_segments": _gradient_segments,
     "sample_response": _sample_response,
     "parameter_set": _parameter_set,
@@ -315,6 +362,8 @@ TARGETS: Dict[str, Target] = {
     "chunk_records": _chunk_records,
     "ring_format": _ring_format,
     "ring_format_facts": _ring_format_facts,
+    "ring_reader": _ring_reader,
+    "run_toml": _run_toml,
     "staleness_log": _staleness_log,
     "run_files": _run_files,
     "token_book": _token_book,

@@ -46,6 +46,17 @@ def test_bytes_are_no_numbers_and_numbers_are_bounded() -> None:
         check_bounds(request.SerializeToString(), INSERT)
 
 
+def test_numbers_are_bounded_in_a_message_and_not_in_each_of_its_fields() -> None:
+    most = replay_pb2.InsertRequest()
+    most.chunk.final.step.extend([1] * MAX_PACKED_BYTES)
+    data = most.SerializeToString()
+    check_bounds(data, INSERT)
+    further = replay_pb2.InsertRequest()
+    further.chunk.final.step.append(1)
+    with pytest.raises(WireError, match=f"more than {MAX_PACKED_BYTES} bytes of numbers in all"):
+        check_bounds(data + further.SerializeToString(), INSERT)
+
+
 def test_the_largest_chunk_of_ours_passes() -> None:
     from services.common.codec import encode_chunk
 
