@@ -7,13 +7,17 @@ python="$1" venv=.venv-audit
 weak=() unasked=() asked=()
 
 audit() {  # what is looked at, and pip-audit's arguments
-    local what="$1" status=0 output
+    local what="$1" status=0 output unknown
     shift
     echo "--- $what"
     output="$("$venv/bin/pip-audit" "$@" --progress-spinner off 2>&1)" || status=$?
     echo "$output"
+    # A package that the database does not know is passed over with a word in a table: that is no answer. Ours it need not
+    # know.
+    unknown="$(awk '/could not be audited/ && $1 != "shoal" { print $1 }' <<<"$output" | paste -sd ' ')"
+    [ -z "$unknown" ] || unasked+=("$what ($unknown)")
     if [ "$status" -eq 0 ] && grep -q "^No known vulnerabilities found" <<<"$output"; then
-        asked+=("$what")
+        [ -n "$unknown" ] || asked+=("$what")
     elif grep -q "^Found [0-9]* known" <<<"$output"; then
         weak+=("$what")
     else

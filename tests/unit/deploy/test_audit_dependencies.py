@@ -39,6 +39,11 @@ if what.endswith("weak.txt"):
     print("Found 1 known vulnerability in 1 package")
     sys.exit(1)
 print("No known vulnerabilities found")
+if what == "site":
+    print("shoal      Dependency not found on PyPI and could not be audited: shoal (0.1)")
+if what.endswith("passed-over.txt"):
+    print("Name       Skip Reason")
+    print("numpy      Dependency not found on PyPI and could not be audited: numpy (2.0)")
 """
 
 
@@ -103,6 +108,17 @@ def test_one_list_that_could_not_be_asked_about_hides_no_weakness_and_no_success
         "no weakness is known in", "WEAKNESSES ARE KNOWN in", "NOT TESTED",
     ]  # fmt: skip
     assert _paths("image-unreachable.txt") in lines[-1]
+
+
+def test_a_package_that_the_database_does_not_know_is_no_sound_one(checkout: Path) -> None:
+    _lock(checkout, "image-passed-over.txt")
+    code, lines = _audit(checkout)
+    assert code == 3
+    assert lines[-2] == "no weakness is known in: the packages of this venv"
+    assert (
+        f"NOT TESTED: the database of weaknesses could not be asked about: {_paths('image-passed-over.txt')} (numpy)"
+        in (lines[-1])
+    )
 
 
 def test_without_pip_audit_nothing_was_tested(checkout: Path) -> None:
