@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from tests.e2e.launcher import Launcher, wait_for
+from tests.source_names import IMPORTERS, Names, text_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted(file for folder in ("services", "proto", "examples") for file in (ROOT / folder).rglob("*.py"))
@@ -29,7 +31,6 @@ LOADERS = {
     "pandas.read_pickle", "concurrent.futures.ProcessPoolExecutor", "numpy.lib.format.read_array", "numpy.loads",
 }  # fmt: skip
 ANY_SOURCE = {"exec", "eval", "runpy.run_path", "runpy.run_module", "builtins.exec", "builtins.eval"}
-IMPORTERS = {"__import__", "importlib.import_module", "importlib.__import__", "builtins.__import__"}
 NUMPY_LOAD = "numpy.load"  # with allow_pickle, its third argument
 # Where a module is imported whose name is not in the source: environments, which are code of the user's.
 ANY_MODULE = {
@@ -37,8 +38,8 @@ ANY_MODULE = {
     "services/actor/envs/isaac_lab.py": "module",
 }
 
-# Put into a process by the name that Python looks for at its start: it notes that it was loaded, and whatever is
-# unpickled is noted, and ends the process.
+# Put into a process by the name that Python looks for at its start: it notes that it was loaded. Whatever is unpickled
+# is noted, and ends the process; so does a fork that goes on with Python, which gRPC and CUDA do not stand.
 HOOK = """
 import os, pickle, sys
 import _pickle
@@ -56,7 +57,11 @@ class Unpickler(pickle.Unpickler):
     def __init__(self, *args, **values):
         note("pickle.Unpickler")
 
-sys.addaudithook(lambda event, args: note(f"{event} {args}") if event == "pickle.find_class" else None)
+def watch(event, args):
+    if event in ("pickle.find_class", "os.fork", "os.forkpty"):
+        note(f"{event} {args}")
+
+sys.addaudithook(watch)
 for module in (pickle, _pickle):
     module.load = lambda *args, **values: note("pickle.load")
     module.loads = lambda *args, **values: note("pickle.loads")
@@ -74,46 +79,6 @@ numpy.load = load
 with open("/proc/self/cmdline") as stream:
     write(".hooked", stream.read().replace(chr(0), " "))
 """
-
-
-class Names:
-    """What the names of a module stand for: `import numpy as np` makes `np.load` numpy's."""
-
-    def __init__(self, tree: ast.AST) -> None:
-        self._means: Dict[str, str] = {}
-        self.imported: List[str] = []  # modules, and what was taken out of them
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Import):
-                for name in node.names:
-                    self.imported.append(name.name)
-                    first = name.name.partition(".")[0]
-                    self._means[name.asname or first] = name.name if name.asname else first
-            elif isinstance(node, ast.ImportFrom) and node.level == 0:
-                for name in node.names:
-                    full = f"{node.module}.{name.name}"
-                    self.imported.append(full)
-                    self._means[name.asname or name.name] = full
-
-    def of(self, node: ast.AST) -> str:
-        """The full dotted name of an expression; empty if it has none. `getattr(x, "y")` is x.y."""
-        if isinstance(node, ast.Name):
-            return self._means.get(node.id, node.id)
-        if isinstance(node, ast.Attribute):
-            owner = self.of(node.value)
-            return f"{owner}.{node.attr}" if owner else ""
-        if isinstance(node, ast.Call) and self.of(node.func) == "getattr" and len(node.args) > 1:
-            owner, attribute = self.of(node.args[0]), _text(node.args[1])
-            return f"{owner}.{attribute}" if owner and attribute else ""
-        if isinstance(node, ast.Call) and self.of(node.func) in IMPORTERS and node.args:
-            return _text(node.args[0])
-        return ""
-
-
-def _text(node: ast.AST) -> str:
-    """A string in the source, or what an f-string begins with; empty for anything else."""
-    if isinstance(node, ast.JoinedStr) and node.values:
-        return _text(node.values[0])
-    return str(node.value) if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
 def _is_forbidden(name: str) -> bool:
@@ -142,7 +107,7 @@ def _faults_of_call(call: ast.Call, name: str, any_module: str) -> List[str]:
     found = [name] if name in ANY_SOURCE else []
     if name in IMPORTERS:
         module = call.args[0] if call.args else ast.Constant("")
-        if not _text(module) and not (isinstance(module, ast.Name) and module.id == any_module):
+        if not text_of(module) and not (isinstance(module, ast.Name) and module.id == any_module):
             found.append(f"{name} of a module whose name is not in the source")
     values = {keyword.arg: keyword.value for keyword in call.keywords}
     allowed = values.get("allow_pickle")
@@ -239,12 +204,13 @@ def _hooked(tmp_path: Path) -> dict:
         "import io, pickle; pickle.Unpickler(io.BytesIO(b'N.')).load()",
         "import io, pickle; pickle._Unpickler(io.BytesIO(b'cos\\nsystem\\n.')).load()",
         "import numpy; numpy.load('x', allow_pickle=True)",
+        "import os; os.fork()",
     ],
 )
 def test_the_hook_sees_it(statement: str, tmp_path: Path) -> None:
     ended = subprocess.run([sys.executable, "-c", statement], env=_hooked(tmp_path), check=False)
     assert ended.returncode == 99
-    assert "pickle" in (tmp_path / "pickles").read_text()
+    assert re.search("pickle|fork", (tmp_path / "pickles").read_text())
     assert statement.partition(";")[0] in (tmp_path / "pickles.hooked").read_text()
 
 
@@ -273,7 +239,7 @@ FLAGS = {
 
 
 @pytest.mark.timeout(300)
-def test_nothing_is_unpickled_while_a_run_trains_with_a_helper_and_is_resumed(tmp_path: Path) -> None:
+def test_nothing_is_unpickled_or_forked_while_a_run_trains_with_a_helper_and_is_resumed(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("gymnasium")
     arguments = [word for key, value in FLAGS.items() for word in (f"--{key}", value)]
