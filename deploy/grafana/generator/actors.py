@@ -247,8 +247,8 @@ PARAMETERS = Row(
         Lines(
             title="Is its word right?",
             alerts=("ShoalClaimsDiverge",),
-            shows="The factor by which an actor's first TD errors are typically off from those that the learner computes, "
-            "and the bound that it is named beyond.",
+            shows="The factor by which an actor's first TD errors are typically off from those that the learner "
+            "computes, and the bound that it is named beyond.",
             good="some actors at 2 to 5, all alike.",
             otherwise="one far above the others: its simulator is broken, or it runs other parameters than it says. "
             "See docs/training-health.md.",
