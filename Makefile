@@ -73,7 +73,7 @@ load: install  ## one replay against 64 and 256 light actors; ARGS="--seconds 60
 	$(BIN)/python -m tests.soak.load $(ARGS)
 
 .PHONY: audit-dependencies
-audit-dependencies: install  ## known weaknesses of the installed packages, by pip-audit; needs a network
+audit-dependencies: install  ## known weaknesses of what is installed and of what images install, by pip-audit; needs a network
 	@bash deploy/make/audit_dependencies.sh $(BIN)/python
 
 .PHONY: test38

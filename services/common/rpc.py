@@ -48,6 +48,10 @@ SERVER_OPTIONS: List[Tuple[str, int]] = [
     ("grpc.so_reuseport", 0),  # else a second server binds a busy port in silence
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 5_000),
+    # Keepalive asks while a call is under way only: a peer that froze or vanished between two calls would keep its
+    # connection for good. Who was idle and calls again connects anew. A shorter wait for pings would end transfers over
+    # slow links, whose answers stand behind the data.
+    ("grpc.max_connection_idle_ms", 20_000),  # gRPC looks at intervals of that length: at most twice as long
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.max_concurrent_streams", 256),  # of one connection; further calls wait at the caller's
     ("grpc.server_handshake_timeout_ms", 10_000),  # who connects and says nothing keeps its socket for no longer

@@ -3,6 +3,9 @@
 The replay draws by an actor's word until the learner has trained on an item once. An actor whose word is wrong (a
 broken simulator, other critics, a lie) takes more than its share of the draws, or less. Each update computes the TD
 error of items that were never drawn before; here they are compared with the claims, and nothing is computed twice.
+
+The chief compares what it draws itself. Items that a helper draws first are not compared: who draws an item is chance
+and no actor's choice, so that the chief sees a fair sample of every actor's claims, which is smaller with more helpers.
 """
 
 from __future__ import annotations
@@ -70,7 +73,7 @@ class ClaimCheck:
         self._history = history
         self._log = log
         self._share = share
-        self._max_divergence = max_divergence
+        self.max_divergence = max_divergence
         self._due = 0.0
         self._typical = 0.0  # running median of computed TD errors
         self._actors: OrderedDict[str, _Actor] = OrderedDict()
@@ -134,7 +137,7 @@ class ClaimCheck:
         """Name those who have come to diverge; one line each, until they are sound again."""
         for name, found in self.divergences().items():
             actor = self._actors[name]
-            if name in compared and not actor.is_named and found.factor > self._max_divergence:
+            if name in compared and not actor.is_named and found.factor > self.max_divergence:
                 actor.is_named = True
                 self._log.warning(
                     "an actor's first TD errors are not those that the learner computes: is its simulator sound, and "
@@ -144,7 +147,7 @@ class ClaimCheck:
                     claimed_over_computed=float(f"{found.ratio:.3g}"),
                     items=found.compared,
                 )
-            elif actor.is_named and found.factor < RECOVERED * self._max_divergence:
+            elif actor.is_named and found.factor < RECOVERED * self.max_divergence:
                 actor.is_named = False
                 self._log.info("an actor's first TD errors are sound again", actor=name)
 
@@ -157,7 +160,14 @@ class ClaimCollector(Collector):
         self._claims = claims
 
     def collect(self) -> Iterator[Metric]:
-        """One gauge an actor, whose number the check bounds."""
+        """One gauge an actor, whose number the check bounds, and the bound that an actor is named beyond."""
+        bound = GaugeMetricFamily(
+            "shoal_learner_claim_divergence_bound",
+            "learner.max_claim_divergence: an actor whose divergence is beyond it is named in the log.",
+            labels=["run"],
+        )
+        bound.add_metric([self._run], self._claims.max_divergence)
+        yield bound
         family = GaugeMetricFamily(
             "shoal_learner_actor_claim_divergence",
             "Factor by which an actor's first TD errors are typically off those that the learner computes.",

@@ -107,6 +107,19 @@ def test_every_service_stops_within_ten_seconds_of_sigterm(services: Services) -
         assert time.monotonic() - began < 10
 
 
+@pytest.mark.timeout(120)
+def test_every_service_ends_within_ten_seconds_of_the_last_update(services: Services) -> None:
+    for name in MODULES:
+        services.start(name, "--learner.max_updates", "300", "--evaluator.episodes", "4")
+    wait_for(lambda: "training is finished" in services.log("learner") or None, "the last update", 90)
+    began = time.monotonic()
+    for name in ("learner", "evaluator", "actor-0", "actor-1"):
+        assert services.wait(name, 10) == 0, services.log(name)
+    assert time.monotonic() - began < 10
+    # The replay serves whoever comes, until it is told.
+    assert services.processes["replay"].poll() is None
+
+
 @pytest.mark.timeout(240)
 def test_an_actor_on_python_38_without_torch_trains_the_arm(services: Services) -> None:
     if not PYTHON38.exists():

@@ -8,7 +8,15 @@ from tests.soak.load import run
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("limited", [False, True], ids=["without limiter", "held by the limiter"])
-def test_sixty_four_actors_have_their_shares_and_one_too_many_is_refused(limited: bool) -> None:
-    outcome = run(64, 6.0, 1.0, limited=limited)
+@pytest.mark.parametrize(
+    ("count", "seconds", "limited"),
+    [
+        pytest.param(64, 6.0, False, id="64 without limiter"),
+        pytest.param(64, 6.0, True, id="64 held by the limiter"),
+        pytest.param(256, 12.0, True, id="256 held by the limiter"),  # shorter, and each inserts once or twice
+    ],
+)
+def test_many_actors_have_their_shares_and_one_too_many_is_refused(count: int, seconds: float, limited: bool) -> None:
+    outcome = run(count, seconds, 1.0, limited=limited)
+    print(outcome.row)
     assert outcome.faults == [], outcome.row

@@ -402,7 +402,7 @@ def test_every_case_on_the_page_names_tests_that_exist() -> None:
     root = Path(__file__).resolve().parents[2]
     page = (root / "docs" / "field-cases.md").read_text(encoding="utf-8")
     short = dict(re.findall(r"^\| (\w+) \| `(tests/[^`]+)`", page, re.MULTILINE))
-    assert set(short) == {"oracle", "wire", "process", "gradients", "helpers", "parameters"}
+    assert set(short) == {"oracle", "wire", "process", "gradients", "helpers", "parameters", "services", "up"}
     rows = re.findall(r"^\| (.+) \|$", page, re.MULTILINE)
     cases = [row for row in rows if "test_" in row and row.split(" | ")[0] not in short]
     named = 0

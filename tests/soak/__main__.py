@@ -1,12 +1,15 @@
 """`make soak`: full speed with small rings, and whether memory, descriptors, threads and latencies stay what they are.
 
-Two parts, each with processes of its own:
+Three parts of the same length, each with processes of its own:
 
-1. A replay with a ring on disk, a writer and a sampler at full speed. In the end its latencies are compared with those
-   of a replay that has just begun, in windows that alternate: what neighbours on the machine do meets both alike.
-2. A whole run (replay, learner, one actor, evaluator) with a ring that is overwritten again and again.
+1. A replay with a ring on disk, a writer and a sampler at full speed, whose keys, counters, sequences and versions
+   begin shortly before 2^32 and pass it.
+2. The same at 2^53. In the end its latencies are compared with those of a replay that has just begun, in windows that
+   alternate: what neighbours on the machine do meets both alike.
+3. A whole run (replay, learner, one actor, evaluator) with a ring that is overwritten again and again.
 
-The exit code is 1 if anything grew, or if the ring was overwritten less than --wraps times.
+The exit code is 1 if anything grew or was counted wrongly, if the ring was overwritten less than --wraps times, or,
+without --quick, if the machine was too noisy for the latencies to be judged.
 """
 
 from __future__ import annotations
@@ -24,108 +27,116 @@ import numpy as np
 from bench.replay.shoal_server import ShoalServer
 from bench.replay.workload import Workload
 from tests.e2e.launcher import Launcher
+from tests.soak.aged import BOUNDS, Age, age_before, faults_of, make_ring
+from tests.soak.latencies import Verdict, Windows, is_noisy, judge, measure
 from tests.soak.readings import Series
-from tests.soak.traffic import Traffic, Window, quantile, run_at_full_speed
+from tests.soak.traffic import FullSpeed, Traffic
 
 ROOT = Path(__file__).resolve().parents[2]
 CAPACITY = 4096  # rows of the replay alone
 RUN_CAPACITY = 640  # of the whole run
-P50_BOUND, P99_BOUND = 1.10, 1.5  # of a replay that ran for long, over one that has just begun
 READINGS = 60  # of each process
+ROUNDS, MAX_ROUNDS = 12, 36  # of windows: more while alike windows differ by too much
 START_S = 120.0
+PARTS = (*BOUNDS, "run")
+LOAD = Workload("soak", (16,), "float32", CAPACITY, 1024)
 
 
 def main(arguments: List[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="make soak", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--minutes", type=float, default=10.0, help="of full speed, both parts together")
+    parser.add_argument("--minutes", type=float, default=10.0, help="of full speed, all parts together")
     parser.add_argument("--hours", type=float, default=0.0, help="the same in hours")
-    parser.add_argument("--quick", action="store_true", help="about a minute")
+    parser.add_argument("--quick", action="store_true", help="about a minute and a half")
     parser.add_argument("--wraps", type=int, default=50, help="how often the ring must have been overwritten")
-    parser.add_argument("--only", choices=("replay", "run"), help="one part alone")
+    parser.add_argument("--only", choices=PARTS, help="one part alone")
     options = parser.parse_args(arguments)
-    seconds = 40.0 if options.quick else 3600 * options.hours or 60 * options.minutes
-    faults: List[str] = []
+    seconds = 60.0 if options.quick else 3600 * options.hours or 60 * options.minutes
+    whole = Verdict()
+    for part in PARTS:
+        if options.only not in (None, part):
+            continue
+        verdict = _soak(part, seconds / len(PARTS), options.wraps)
+        whole.faults += verdict.faults
+        whole.not_tested += verdict.not_tested
+    return conclude(whole, is_quick=options.quick)
+
+
+def _soak(part: str, seconds: float, wraps: int) -> Verdict:
+    """One part; what ends it early is a fault, and the others go on."""
     with tempfile.TemporaryDirectory(prefix="shoal-soak-") as folder:
-        if options.only != "run":
-            faults += soak_replay(Path(folder), seconds / 2, options.wraps)
-        if options.only != "replay":
-            faults += soak_run(Path(folder), seconds / 2, options.wraps)
-    print("\n".join(faults) if faults else "nothing grew")
-    return 1 if faults else 0
+        try:
+            if part == "run":
+                return Verdict(faults=soak_run(Path(folder), seconds, wraps))
+            return soak_replay(Path(folder), seconds, wraps, age_before(part, CAPACITY))
+        except Exception as error:  # noqa: BLE001 (whatever it is, it is told)
+            return Verdict(faults=[f"the part {part} ended with {type(error).__name__}: {error}"])
 
 
-def soak_replay(folder: Path, seconds: float, wraps: int) -> List[str]:
-    """The replay alone; returns what is wrong with it."""
-    load = Workload("soak", (16,), "float32", CAPACITY, 1024)
-    old = ShoalServer(load, flags=("--replay.data_dir", str(folder / "old")))
-    traffic = Traffic(old.address, "old")
+def conclude(verdict: Verdict, *, is_quick: bool) -> int:
+    """Print what it comes to, what could not be tested in the last line; returns the exit code."""
+    print("\n".join(verdict.faults) if verdict.faults else "nothing grew, and every counter is right")
+    if verdict.not_tested:
+        print("NOT TESTED: " + "; ".join(verdict.not_tested))
+    return 1 if verdict.faults or (verdict.not_tested and not is_quick) else 0
+
+
+def soak_replay(folder: Path, seconds: float, wraps: int, age: Age) -> Verdict:
+    """The replay alone, from a little before a bound of numbers."""
+    make_ring(folder / "old", CAPACITY, age)
+    old = ShoalServer(LOAD, flags=("--replay.data_dir", str(folder / "old")))
+    traffic = Traffic(old.address, "old", age.first)
     try:
-        traffic.fill(CAPACITY)
-        over = threading.Event()
-        threads = run_at_full_speed(traffic, over)
-        series = {"replay": Series()}
-        _read_until(series, {"replay": old.pid}, seconds, over)
-        over.set()
-        for thread in threads:
-            thread.join(60)
-        info = traffic.info()
-        steps = info.steps
-        wrapped = (steps.overwritten + steps.resident) / CAPACITY
-        print(f"the replay alone, {seconds:.0f} s: the ring of {CAPACITY} rows was written {wrapped:.0f} times")
-        faults = _judge(series)
-        if wrapped < wraps:
-            faults.append(f"the ring was written {wrapped:.0f} times, and not {wraps}")
-        return faults + _compare(folder, load, traffic, max(0.5, seconds / 60))
+        faults = _at_full_speed(traffic, old.pid, seconds, wraps, f"the replay near {age.name}")
+        if faults:
+            return Verdict(faults=faults)
+        faults = faults_of(age, traffic)
+        verdict = compare(folder, traffic, max(0.5, seconds / 60)) if age.name == list(BOUNDS)[-1] else Verdict()
+        print("\n".join(verdict.rows))
+        return Verdict(faults=faults + verdict.faults, not_tested=verdict.not_tested)
     finally:
         traffic.close()
         old.stop()
 
 
-def _compare(folder: Path, load: Workload, old: Traffic, window_s: float) -> List[str]:
-    """Alternate windows of the old replay and of a fresh one."""
-    server = ShoalServer(load, flags=("--replay.data_dir", str(folder / "fresh")))
-    fresh = Traffic(server.address, "fresh")
-    windows: Dict[str, List[Window]] = {"old": [], "fresh": []}
-    try:
-        fresh.fill(CAPACITY)
-        Window().run(fresh, window_s)
-        Window().run(old, window_s)
-        for number in range(12):
-            order = [("old", old), ("fresh", fresh)]
-            for name, traffic in order if number % 2 else order[::-1]:
-                window = Window()
-                window.run(traffic, window_s)
-                windows[name].append(window)
-    finally:
-        fresh.close()
-        server.stop()
-    faults = []
-    print(f"{'':<8}{'p50 fresh':>12}{'p50 old':>12}{'ratio':>8}{'p99 fresh':>12}{'p99 old':>12}{'ratio':>8}   (ms)")
-    for name in ("insert", "sample"):
-        line = f"{name:<8}"
-        for share, bound in ((0.5, P50_BOUND), (0.99, P99_BOUND)):
-            before, after = (1e3 * quantile(windows[which], name, share) for which in ("fresh", "old"))
-            line += f"{before:12.2f}{after:12.2f}{after / before:8.2f}"
-            noise = noise_of(windows, name, share)
-            if noise > bound:
-                line += f"  (not judged: alike windows differ by {noise:.2f})"
-            elif after / before > bound:
-                faults.append(
-                    f"{name} p{100 * share:.0f} of the old replay is {after / before:.2f} times a fresh one's"
-                )
-        print(line)
+def _at_full_speed(traffic: Traffic, pid: int, seconds: float, wraps: int, what: str) -> List[str]:
+    traffic.fill(CAPACITY)
+    began_s, before = time.monotonic(), traffic.info().steps.acknowledged
+    speed = FullSpeed(traffic.insert, traffic.sample)
+    series = {"replay": Series()}
+    _read_until(series, {"replay": pid}, seconds, speed.over)
+    ended_early = speed.over.is_set()
+    faults = speed.stop()
+    if ended_early:
+        return [*faults, f"{what}: full speed ended after {time.monotonic() - began_s:.0f} of {seconds:.0f} s"]
+    wrapped = (traffic.info().steps.acknowledged - before) / CAPACITY
+    print(f"{what}, {seconds:.0f} s: the ring of {CAPACITY} rows was written {wrapped:.0f} times")
+    faults += _judge(series)
+    if wrapped < wraps:
+        faults.append(f"{what}: the ring was written {wrapped:.0f} times, and not {wraps}")
     return faults
 
 
-def noise_of(windows: Dict[str, List[Window]], name: str, share: float) -> float:
-    """By which factor a quantile differs between every other window of the same replay: what the machine does to it."""
-    factors = []
-    for its in windows.values():
-        one, other = quantile(its[::2], name, share), quantile(its[1::2], name, share)
-        factors.append(max(one / other, other / one))
-    return max(factors)
+def compare(folder: Path, old: Traffic, window_s: float) -> Verdict:
+    """Alternate windows of the old replay and of a fresh one."""
+    server = ShoalServer(LOAD, flags=("--replay.data_dir", str(folder / "fresh")))
+    fresh = Traffic(server.address, "fresh")
+    windows: Windows = {"old": [], "fresh": []}
+    try:
+        fresh.fill(CAPACITY)
+        measure(fresh, window_s)
+        measure(old, window_s)
+        number = 0
+        while number < ROUNDS or (number < MAX_ROUNDS and is_noisy(windows)):
+            order = [("old", old), ("fresh", fresh)]
+            for name, traffic in order if number % 2 else order[::-1]:
+                windows[name].append(measure(traffic, window_s))
+            number += 1
+    finally:
+        fresh.close()
+        server.stop()
+    return judge(windows)
 
 
 def soak_run(folder: Path, seconds: float, wraps: int) -> List[str]:
@@ -180,7 +191,8 @@ def _read_until(series: Dict[str, Series], pids: Dict[str, int], seconds: float,
     for _ in range(READINGS):
         for name, pid in pids.items():
             series[name].read(pid)
-        over.wait(seconds / READINGS)
+        if over.wait(seconds / READINGS):
+            return
 
 
 def _judge(series: Dict[str, Series]) -> List[str]:

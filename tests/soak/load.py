@@ -6,31 +6,33 @@ Twice each: with room for all of them, and with a rate limiter that holds insert
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from dataclasses import dataclass
-from typing import Any, Dict, List
+from typing import Any, Callable, Dict, List
 
 import numpy as np
+import numpy.typing as npt
 
 from bench.replay.shoal_server import ShoalServer
 from bench.replay.workload import Workload
-from services.common.rpc import Refused
+from services.common.rpc import Refused, Unavailable
+from tests.soak.draws import Draws
 from tests.soak.readings import MIB, Series
 from tests.soak.traffic import Traffic
 
 CLIENTS_A_PROCESS = 64
 CAPACITY = 100_000
-MAX_GAP_S = 5.0  # between two draws of the sampler
 MIN_SHARE = 0.5  # of the mean, that the actor with the fewest inserts has
+MIN_JAIN = 0.92  # of all actors' inserts: two halves of which one gets 1.8 times what the other does
 MAX_GROWTH_BYTES = 160 * MIB  # with 256 actors: threads, connections, and the ring's own pages
 HEADER = (
     f"{'actors':>6} {'limiter':>8} {'inserts/s':>10} {'share min..max':>15} {'Jain':>6} {'insert p50':>11} {'p99':>8} "
-    f"{'draws/s':>8} {'draw p50':>9} {'p99':>8} {'longest gap':>12} {'MiB +':>6} {'threads':>8} {'fds':>5}"
+    f"{'draws/s':>8} {'draw p50':>9} {'p99':>8} {'longest gap':>12} {'lost':>4} {'MiB +':>6} {'threads':>8} {'fds':>5}"
 )
 
 
@@ -77,28 +79,56 @@ def _load(server: ShoalServer, count: int, seconds: float, period_s: float, *, l
     traffic = Traffic(server.address, "load")
     traffic.insert()
     traffic.insert()
-    series, draws = Series(), Draws(traffic, pause_s=0.15 if limited else 0.01)
+    series, draws = Series(), Draws(traffic.try_sample, pause_s=0.15 if limited else 0.01)
     series.read(server.pid)
     processes = [
         _start(server.address, first, min(CLIENTS_A_PROCESS, count - first), seconds, period_s)
         for first in range(0, count, CLIENTS_A_PROCESS)
     ]
     draws.start()
-    while any(process.poll() is None for process in processes):
-        series.read(server.pid)
-        # Before all are there, and once some have gone, the limiter may well have nothing to give.
-        are_running = all(process.poll() is None for process in processes)
-        draws.counts_gaps = are_running and (draws.counts_gaps or len(traffic.info().actors) > count)
-        time.sleep(0.5)
-    draws.stop()
-    results: List[Dict[str, Any]] = [one for process in processes for one in json.loads(process.communicate()[0])]
-    refusal = ""
     try:
-        Traffic(server.address, "one-too-many").insert()
-    except Refused as error:
-        refusal = str(error)
-    traffic.close()
+        _watch(processes, server.pid, series, draws, lambda: len(traffic.info().actors) > count)
+        results: List[Dict[str, Any]] = [one for process in processes for one in json.loads(process.communicate()[0])]
+        refusal = _one_too_many(server.address)
+    finally:
+        draws.stop()
+        for process in processes:
+            process.kill()
+            process.wait()
+        traffic.close()
     return _outcome(results, draws, series, refusal, seconds, limited=limited)
+
+
+def _watch(
+    processes: List[subprocess.Popen[str]], pid: int, series: Series, draws: Draws, are_there: Callable[[], bool]
+) -> None:
+    """Read the replay's memory until the actors are done; gaps count while all of them are there and at work.
+
+    Before that, and once some have gone, the limiter may well have nothing to give.
+    """
+    while any(process.poll() is None for process in processes):
+        series.read(pid)
+        are_running = all(process.poll() is None for process in processes)
+        if draws.is_counting and not are_running:
+            draws.end()
+        elif are_running and not draws.is_counting:
+            with contextlib.suppress(Unavailable):
+                if are_there():
+                    draws.begin()
+        time.sleep(0.5)
+    draws.end()
+
+
+def _one_too_many(address: str) -> str:
+    """What an actor beyond replay.max_peers is told; empty if it is let in."""
+    traffic = Traffic(address, "one-too-many")
+    try:
+        traffic.insert()
+    except Refused as error:
+        return str(error)
+    finally:
+        traffic.close()
+    return ""
 
 
 def _outcome(
@@ -108,54 +138,38 @@ def _outcome(
     latency = np.concatenate([result["latency_s"] for result in results]) * 1e3
     drawn = np.array(draws.took_s) * 1e3
     growth = max(series.heap_bytes) - series.heap_bytes[0]
-    jain = inserted.sum() ** 2 / (len(inserted) * (inserted**2).sum()) if inserted.any() else 0.0
     share = inserted / max(1.0, inserted.mean())
     row = (
         f"{len(results):6} {'on' if limited else 'off':>8} {inserted.sum() / seconds:10.0f} "
-        f"{share.min():6.2f}..{share.max():<7.2f} {jain:6.3f} {np.median(latency):8.1f} ms {_p99(latency):5.0f} ms "
-        f"{len(drawn) / seconds:8.1f} {np.median(drawn):6.1f} ms {_p99(drawn):5.0f} ms {draws.longest_gap_s:10.2f} s "
-        f"{growth / MIB:6.1f} {max(series.threads):8} {max(series.descriptors):5}"
+        f"{share.min():6.2f}..{share.max():<7.2f} {jain_index(inserted):6.3f} {_median(latency):8.1f} ms "
+        f"{_p99(latency):5.0f} ms {len(drawn) / seconds:8.1f} {_median(drawn):6.1f} ms {_p99(drawn):5.0f} ms "
+        f"{draws.longest_gap_s:10.2f} s {draws.unavailable:4} {growth / MIB:6.1f} {max(series.threads):8} "
+        f"{max(series.descriptors):5}"
     )
-    what = f"{len(results)} actors, limiter {'on' if limited else 'off'}"
-    faults = [f"{what}: {one['name']} was refused: {one['refused']}" for one in results if one["refused"]][:3]
-    if share.min() < MIN_SHARE:
-        faults.append(f"{what}: an actor had {share.min():.2f} of the mean share of inserts")
-    if draws.longest_gap_s > MAX_GAP_S:
-        faults.append(f"{what}: the sampler got nothing for {draws.longest_gap_s:.1f} s")
+    faults = [f"{one['name']} was refused: {one['refused']}" for one in results if one["refused"]][:3]
+    faults += [*unfair(inserted), *draws.faults()]
     if growth > MAX_GROWTH_BYTES:
-        faults.append(f"{what}: the heap grew by {growth / MIB:.0f} MiB")
+        faults.append(f"the heap grew by {growth / MIB:.0f} MiB")
     if "replay.max_peers" not in refusal:
-        faults.append(f"{what}: one actor too many was not refused, but {refusal or 'let in'}")
-    return Outcome(row, faults)
+        faults.append(f"one actor too many was not refused, but {refusal or 'let in'}")
+    what = f"{len(results)} actors, limiter {'on' if limited else 'off'}"
+    return Outcome(row, [f"{what}: {fault}" for fault in faults])
 
 
-class Draws(threading.Thread):
-    """Samples until it is stopped, and notes what each draw took."""
+def jain_index(inserted: npt.NDArray[np.float64]) -> float:
+    """(sum x)^2 / (n sum x^2): 1 where all have the same, 1/n where one has everything, 0 where nobody has anything."""
+    return float(inserted.sum() ** 2 / (len(inserted) * (inserted**2).sum())) if inserted.any() else 0.0
 
-    def __init__(self, traffic: Traffic, pause_s: float) -> None:
-        super().__init__(daemon=True)
-        self._traffic, self._pause_s = traffic, pause_s
-        self._over = threading.Event()
-        self.took_s: List[float] = []
-        self.longest_gap_s = 0.0
-        self.counts_gaps = False
 
-    def run(self) -> None:
-        last_s = time.monotonic()
-        while not self._over.wait(self._pause_s):
-            took_s = self._traffic.try_sample(1.0)
-            if took_s is None:
-                last_s = last_s if self.counts_gaps else time.monotonic()
-                continue  # the gap grows
-            self.took_s.append(took_s)
-            now_s = time.monotonic()
-            if self.counts_gaps:
-                self.longest_gap_s = max(self.longest_gap_s, now_s - last_s)
-            last_s = now_s
-
-    def stop(self) -> None:
-        self._over.set()
-        self.join(30)
+def unfair(inserted: npt.NDArray[np.float64]) -> List[str]:
+    """What is wrong with the actors' shares, <float64>[actors], chunks that were inserted."""
+    found = []
+    least = float(inserted.min() / max(1.0, inserted.mean()))
+    if least < MIN_SHARE:
+        found.append(f"an actor had {least:.2f} of the mean share of inserts, and must have {MIN_SHARE}")
+    if jain_index(inserted) < MIN_JAIN:
+        found.append(f"shares differ: Jain's index is {jain_index(inserted):.3f}, and must be {MIN_JAIN}")
+    return found
 
 
 def _start(address: str, first: int, count: int, seconds: float, period_s: float) -> subprocess.Popen[str]:
@@ -164,7 +178,11 @@ def _start(address: str, first: int, count: int, seconds: float, period_s: float
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
-def _p99(values: np.ndarray) -> float:
+def _median(values: npt.NDArray[np.float64]) -> float:
+    return float(np.median(values)) if len(values) else float("nan")
+
+
+def _p99(values: npt.NDArray[np.float64]) -> float:
     return float(np.quantile(values, 0.99)) if len(values) else float("nan")
 
 

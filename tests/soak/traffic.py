@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import replace
-from typing import Any, List, Optional
+from typing import Any, Callable, List, Optional
 
 import grpc
 import numpy as np
@@ -21,27 +21,41 @@ from tests.fakes import make_chunk
 
 SCHEMA = Schema((TensorSpec("policy", "float32", (16,)),), ActionSpec((-1.0,) * 4, (1.0,) * 4))
 CHUNK_STEPS, CHUNK_LANES = 16, 8
+CHUNK_ROWS = CHUNK_STEPS * CHUNK_LANES
 BATCH_SIZE, NUM_BATCHES = 64, 2
+UPDATES_A_VERSION = 100
 TIMEOUT_S = 30.0
+JOIN_S = 60.0  # longer than any call may take
 
 
 class Traffic:
     """A writer and a sampler of a replay; the sampler sends priorities back."""
 
-    def __init__(self, address: str, name: str) -> None:
+    def __init__(self, address: str, name: str, first: int = 0) -> None:
+        """Connect.
+
+        Args:
+            address: of the replay.
+            name: of the run's part that this traffic is.
+            first: number of the first chunk, of its first step, of the updates and of the version then.
+        """
         self._channel = connect(address)
         grpc.channel_ready_future(self._channel).result(TIMEOUT_S)  # on a busy machine the first try may fail
         self._stub = replay_pb2_grpc.ReplayServiceStub(self._channel)
         self._actor = Peer(RUN_ID, experience_pb2.ROLE_ACTOR, f"{name}-actor").to_proto(SCHEMA.digest)
         self._learner = Peer(RUN_ID, experience_pb2.ROLE_LEARNER, f"{name}-learner").to_proto(SCHEMA.digest)
-        self._chunk = make_chunk(CHUNK_STEPS, CHUNK_LANES, schema=SCHEMA)
-        self._sequence = 0
+        self._chunk = make_chunk(CHUNK_STEPS, CHUNK_LANES, schema=SCHEMA, version=1 + first)
+        self._first = first
+        self.inserted = 0  # chunks
+        self.drawn = 0  # items
+        self.last_keys: npt.NDArray[np.int64] = np.zeros(0, np.int64)  # of the last draw
         self._updates = replay_pb2.PriorityUpdates()
 
     def insert(self) -> float:
         """Insert the next chunk; returns the seconds."""
-        chunk = replace(self._chunk, sequence=self._sequence, first_step=self._sequence * CHUNK_STEPS)
-        schema = encode_schema(SCHEMA) if self._sequence == 0 else None
+        number = self.inserted
+        chunk = replace(self._chunk, sequence=self._first + number, first_step=self._first + number * CHUNK_STEPS)
+        schema = encode_schema(SCHEMA) if number == 0 else None
         request = replay_pb2.InsertRequest(
             peer=self._actor, schema=schema, chunk=encode_chunk(chunk), max_wait_seconds=5.0
         )
@@ -49,7 +63,7 @@ class Traffic:
         response = call_once(self._stub.Insert, request, timeout_s=TIMEOUT_S)
         took_s = time.perf_counter() - began_s
         assert response.status == replay_pb2.INSERT_STATUS_APPLIED, response.reason
-        self._sequence += 1
+        self.inserted += 1
         return took_s
 
     def sample(self) -> float:
@@ -65,8 +79,8 @@ class Traffic:
             num_batches=NUM_BATCHES,
             batch_size=BATCH_SIZE,
             priorities=self._updates,
-            newest_version=1 + self._sequence // 100,
-            updates=self._sequence,
+            newest_version=1 + self._first + self.inserted // UPDATES_A_VERSION,
+            updates=self._first + self.inserted,
             max_wait_seconds=max_wait_s,
         )
         began_s = time.perf_counter()
@@ -75,13 +89,15 @@ class Traffic:
         if response.status == replay_pb2.SAMPLE_STATUS_WAITING:
             return None
         keys = response.items.keys
-        td_error = np.linspace(0.0, 1.0, len(keys) // 8)
+        self.last_keys = np.frombuffer(keys, np.int64)
+        self.drawn += len(self.last_keys)
+        td_error = np.linspace(0.0, 1.0, len(self.last_keys))
         self._updates = replay_pb2.PriorityUpdates(table_id=response.table_id, keys=keys, td_error=td_error.tobytes())
         return took_s
 
     def fill(self, num_rows: int) -> None:
         """Insert until the ring of so many rows has been written twice."""
-        for _ in range(2 * num_rows // (CHUNK_STEPS * CHUNK_LANES) + 1):
+        for _ in range(2 * num_rows // CHUNK_ROWS + 1):
             self.insert()
 
     def info(self) -> Any:
@@ -94,38 +110,35 @@ class Traffic:
         self._channel.close()
 
 
-class Window:
-    """What the calls of one window took, <float64>[calls], seconds."""
+class FullSpeed:
+    """Calls one function on one thread and another on a second, without a pause, until the stop.
 
-    def __init__(self) -> None:
-        self.insert: List[float] = []
-        self.sample: List[float] = []
+    Each returns the seconds that it took. What one raises ends both, and is told by `stop`.
+    """
 
-    def run(self, traffic: Traffic, seconds: float) -> None:
-        """Insert and sample in turns until the time is over."""
-        end_s = time.monotonic() + seconds
-        while time.monotonic() < end_s:
-            self.insert.append(traffic.insert())
-            self.sample.append(traffic.sample())
+    def __init__(self, insert: Callable[[], float], sample: Callable[[], float]) -> None:
+        self.inserts: List[float] = []  # seconds, in the order of the calls
+        self.samples: List[float] = []
+        self.over = threading.Event()  # set by the stop, and by an error
+        self._faults: List[str] = []
+        parts = (("insert", insert, self.inserts), ("sample", sample, self.samples))
+        self._threads = [threading.Thread(target=self._repeat, args=part, name=part[0], daemon=True) for part in parts]
+        for thread in self._threads:
+            thread.start()
 
+    def stop(self, timeout_s: float = JOIN_S) -> List[str]:
+        """End both; returns what went wrong, one sentence each."""
+        self.over.set()
+        for thread in self._threads:
+            thread.join(timeout_s)
+        stuck = [f"the last {thread.name} does not end" for thread in self._threads if thread.is_alive()]
+        return self._faults + stuck
 
-def run_at_full_speed(traffic: Traffic, over: threading.Event) -> List[threading.Thread]:
-    """Insert on one thread and sample on another until `over`; an error ends both."""
-
-    def repeat(call: Any) -> None:
+    def _repeat(self, name: str, call: Callable[[], float], took_s: List[float]) -> None:
         try:
-            while not over.is_set():
-                call()
+            while not self.over.is_set():
+                took_s.append(call())
+        except Exception as error:  # noqa: BLE001 (whatever it is, it is told)
+            self._faults.append(f"{name} number {len(took_s) + 1} failed: {type(error).__name__}: {error}")
         finally:
-            over.set()
-
-    threads = [threading.Thread(target=repeat, args=(call,)) for call in (traffic.insert, traffic.sample)]
-    for thread in threads:
-        thread.start()
-    return threads
-
-
-def quantile(windows: List[Window], name: str, share: float) -> float:
-    """Median over the windows of a quantile of each, seconds: a neighbour's burst hits some windows, not most."""
-    each: List[npt.NDArray[np.float64]] = [np.array(getattr(window, name)) for window in windows]
-    return float(np.median([np.quantile(values, share) for values in each if len(values)]))
+            self.over.set()

@@ -244,6 +244,23 @@ PARAMETERS = Row(
                 Query(f"max({named(f'shoal_actor_exploration_max{AT}')})", "most"),
             ),
         ),
+        Lines(
+            title="Is its word right?",
+            alerts=("ShoalClaimsDiverge",),
+            shows="The factor by which an actor's first TD errors are typically off from those that the learner "
+            "computes, and the bound that it is named beyond.",
+            good="some actors at 2 to 5, all alike.",
+            otherwise="one far above the others: its simulator is broken, or it runs other parameters than it says. "
+            "See docs/training-health.md.",
+            queries=(
+                Query(f"max by (actor) (shoal_learner_actor_claim_divergence{OF})", "{{actor}}"),
+                Query(f"max(shoal_learner_claim_divergence_bound{AT})", "bound"),
+            ),
+            axis="factor",
+            logarithmic=True,
+            lowest=None,
+            dashed=("bound",),
+        ),
     ),
 )
 

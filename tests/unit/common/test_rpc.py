@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from services.common import rpc
 from services.common.errors import UserError
 from services.common.rpc import (
     MAX_MESSAGE_BYTES,
@@ -309,6 +310,24 @@ def test_a_call_that_fails_keeps_nothing_of_its_callers_alive(security: ClientSe
         assert fail()() is None
     finally:
         gc.enable()
+
+
+def test_a_connection_on_which_nobody_calls_is_closed_and_the_next_call_opens_another(
+    monkeypatch: pytest.MonkeyPatch, serve: Serve, eventually: Any
+) -> None:
+    options = dict(rpc.SERVER_OPTIONS)
+    assert 0 < options["grpc.max_connection_idle_ms"] <= 60_000
+    options["grpc.max_connection_idle_ms"] = 200
+    monkeypatch.setattr(rpc, "SERVER_OPTIONS", list(options.items()))
+    address = serve(replay_pb2_grpc.add_ReplayServiceServicer_to_server, Replay(lambda _context: None))
+    states: List[grpc.ChannelConnectivity] = []
+    with connect(address) as channel:
+        stub = replay_pb2_grpc.ReplayServiceStub(channel)
+        call_once(stub.GetInfo, INFO, timeout_s=5)
+        channel.subscribe(states.append)
+        eventually(lambda: states[-1:] == [grpc.ChannelConnectivity.IDLE])
+        assert call_once(stub.GetInfo, INFO, timeout_s=5).run_id == "here"
+        channel.unsubscribe(states.append)
 
 
 def test_backoff_is_full_jitter_up_to_its_limit() -> None:

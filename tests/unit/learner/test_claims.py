@@ -141,6 +141,7 @@ def test_actors_are_bounded_and_shown(log: FakeLog) -> None:
     shown = registry.get_sample_value("shoal_learner_actor_claim_divergence", labels)
     assert shown is not None
     assert shown > 16
+    assert registry.get_sample_value("shoal_learner_claim_divergence_bound", {"run": "run"}) == 16.0
     for number in range(2 * MAX_ACTORS):
         training.check._actor(f"stranger-{number}")
     assert len(training.check._actors) == MAX_ACTORS

@@ -22,6 +22,8 @@ def test_a_leak_is_found_and_noise_and_a_jump_are_not() -> None:
     jump = noise.copy()
     jump[50:] += 1.5 * MIB
     assert _series(jump, flat).faults() == []
+    small = noise + np.linspace(0, 4 * MIB, 100)
+    assert any("heap_bytes grew by" in fault for fault in _series(small, flat).faults())
     leak = noise + np.linspace(0, 10 * MIB, 100)
     assert any("heap_bytes grew by" in fault for fault in _series(leak, flat).faults())
     assert any("threads grew" in fault for fault in _series(noise, np.linspace(8, 20, 100)).faults())
