@@ -29,6 +29,7 @@ GO_ON_UPDATES = 150  # after all is over
 PATIENCE_S = 90.0  # for what has no limit of its own
 BAR_PATIENCE_S = 240.0
 AGAIN_LIMIT_S = 20.0  # from the end of a fault until those who lived through it are at work
+CLOSING_S = 12.0  # until connections of those who are gone are closed
 UNEVEN = 1.5  # times the fastest training that was seen over some seconds
 WRITING_S = 3.0  # that a checkpoint may be older than its period, with what it takes to write one
 ACTOR_LIMIT_S, OTHER_LIMIT_S = 10.0, 40.0
@@ -286,7 +287,7 @@ class Trial:
                     found += [f"{name} holds {', '.join(more)}"] if more else []
             return found
 
-        deadline = time.monotonic() + 12.0
+        deadline = time.monotonic() + CLOSING_S
         while grown() and time.monotonic() < deadline:
             time.sleep(0.25)
         self.outcome.faults += grown()
