@@ -6,12 +6,17 @@ import contextlib
 import errno
 import os
 import stat
+import time
 from pathlib import Path
-from typing import Callable
+from typing import Callable, TypeVar
 
 from services.common.errors import UserError
 
 FILE_MODE = 0o640  # the group of the services may read
+# Descriptors that callers hold come back within seconds; who has none for longer needs a person.
+DESCRIPTOR_WAIT_S, LOOK_S = 20.0, 0.1
+
+Made = TypeVar("Made")
 
 
 def write_atomically(file: Path, data: bytes, mode: int = 0) -> None:
@@ -39,6 +44,32 @@ def make_atomically(file: Path, write: Callable[[Path], object], mode: int = 0) 
     Raises:
         UserError: the disk is full or the folder cannot be written; the old file is untouched.
     """
+    try:
+        with_a_descriptor(lambda: _make(file, write, mode))
+    except OSError as error:
+        raise cannot_write(file, error) from None
+
+
+def with_a_descriptor(action: Callable[[], Made]) -> Made:
+    """Do what opens a file; while there is no free descriptor for it, wait for one, and begin it again.
+
+    Args:
+        action: may be begun several times.
+
+    Raises:
+        OSError: of `action`; EMFILE or ENFILE after twenty seconds of them.
+    """
+    deadline = time.monotonic() + DESCRIPTOR_WAIT_S
+    while True:
+        try:
+            return action()
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE) or time.monotonic() > deadline:
+                raise
+        time.sleep(LOOK_S)
+
+
+def _make(file: Path, write: Callable[[Path], object], mode: int) -> None:
     aside = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -50,10 +81,10 @@ def make_atomically(file: Path, write: Callable[[Path], object], mode: int = 0) 
             os.fsync(stream.fileno())
         aside.replace(file)
         sync_folder(file.parent)
-    except OSError as error:
+    except OSError:
         with contextlib.suppress(OSError):  # the first error is the one to tell
             aside.unlink()
-        raise cannot_write(file, error) from None
+        raise
 
 
 def cannot_write(file: Path, error: OSError) -> UserError:
@@ -63,6 +94,8 @@ def cannot_write(file: Path, error: OSError) -> UserError:
         advice = f"free some space or {advice}"
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         advice = f"make the folder writable for this user, or {advice}"
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        advice = "allow the process more open files (ulimit -n, or LimitNOFILE= of its unit)"
     return UserError(f"cannot write {str(file)!r}: {error.strerror}; {advice}")
 
 

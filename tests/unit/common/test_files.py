@@ -2,14 +2,17 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import subprocess
+import threading
 from pathlib import Path
 from typing import Any, Iterator, List
 
 import pytest
 
+from services.common import files
 from services.common.errors import UserError
-from services.common.files import write_atomically
+from services.common.files import with_a_descriptor, write_atomically
 
 
 def test_a_file_is_written_whole_into_a_folder_that_is_made(tmp_path: Path) -> None:
@@ -66,6 +69,7 @@ def test_a_file_where_a_folder_must_be_is_told(tmp_path: Path) -> None:
         (errno.EROFS, "make the folder writable for this user, or choose another run.folder"),
         (errno.ENOSPC, "free some space or choose another run.folder"),
         (errno.EIO, "choose another run.folder"),
+        (errno.EMFILE, "allow the process more open files (ulimit -n, or LimitNOFILE= of its unit)"),
     ],
 )
 def test_the_advice_is_for_the_reason(
@@ -75,6 +79,7 @@ def test_the_advice_is_for_the_reason(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "fsync", fail)
+    monkeypatch.setattr(files, "DESCRIPTOR_WAIT_S", 0.0)
     with pytest.raises(UserError) as caught:
         write_atomically(tmp_path / "x", b"new")
     assert str(caught.value) == f"cannot write {str(tmp_path / 'x')!r}: {os.strerror(number)}; {advice}"
@@ -102,3 +107,32 @@ def test_a_full_disk_leaves_the_old_file(tiny_disk: Path) -> None:
     assert [its.name for its in tiny_disk.iterdir()] == ["x"]
     write_atomically(file, b"n" * 2000)
     assert file.read_bytes() == b"n" * 2000
+
+
+def test_a_process_without_a_free_descriptor_waits_for_one(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.open(os.devnull, os.O_RDONLY)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, before[1]))
+    freed = threading.Timer(0.4, lambda: resource.setrlimit(resource.RLIMIT_NOFILE, before))
+    freed.start()
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            os.open(os.devnull, os.O_RDONLY)
+        write_atomically(tmp_path / "x", b"new")
+    finally:
+        freed.join()
+    assert (tmp_path / "x").read_bytes() == b"new"
+    assert [its.name for its in tmp_path.iterdir()] == ["x"]
+
+
+def test_no_other_error_is_waited_out() -> None:
+    tries = []
+
+    def fail() -> None:
+        tries.append(1)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(OSError, match="No space"):
+        with_a_descriptor(fail)
+    assert len(tries) == 1
