@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Set, Tuple
 
+import numpy as np
 import pytest
 
+from shoal.v1 import replay_pb2
 from tests.chaos import proc, trial
+from tests.chaos.accounting import Account, Rows
 from tests.chaos.scenario import MAX_STRAIN, Outcome, Scenario
 from tests.chaos.trial import TooLate, Trial
 
@@ -29,6 +32,7 @@ class System:
     def __post_init__(self) -> None:
         self.run_folder = self.folder / "run"
         self.journals, self.pushes = self.folder / "journals", self.folder / "pushes"
+        self.ring = self.folder / "ring"
         (self.run_folder / "checkpoints").mkdir(parents=True)
         self._said: List[Tuple[str, str]] = []
 
@@ -173,3 +177,42 @@ def test_each_life_may_hold_so_much(
     held[""] = now
     tried.check_footprints()
     assert len(tried.outcome.faults) == faults
+
+
+@pytest.mark.parametrize(
+    ("acknowledged", "reset", "lost_tail", "without_successor", "present", "lost", "faults"),
+    [
+        (24, 0, 0, 0, 24, 0, []),
+        (24, 0, 4, 4, 24, 0, []),  # the ends of lives
+        (24, 8, 0, 0, 16, 8, []),
+        (24, 12, 0, 4, 16, 8, []),  # four more had their successors in what was damaged
+        (24, 0, 0, 0, 16, 8, ["the replay counts 24 steps, and 16 are there", "8 acknowledged steps are lost"]),
+        (24, 12, 4, 4, 16, 8, ["the replay counts 12 steps, and 16 are there", "-4 acknowledged steps are lost"]),
+        (24, 8, 0, 0, 24, 0, ["the replay counts 16 steps, and 24 are there", "-8 acknowledged steps are lost"]),
+    ],
+)
+def test_what_the_replay_gave_up_must_be_what_is_not_there(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    acknowledged: int,
+    reset: int,
+    lost_tail: int,
+    without_successor: int,
+    present: int,
+    lost: int,
+    faults: List[str],
+) -> None:
+    none = np.zeros(0, np.int64)
+    rows = Rows(none, none, none, none, without_successor)
+    monkeypatch.setattr(trial, "read_rows", lambda _folder: rows)
+    monkeypatch.setattr(trial, "account", lambda _answers, _rows: Account(acknowledged, present, lost, 0, 0))
+    tried = make(tmp_path)
+    counters = replay_pb2.StepCounters(acknowledged=acknowledged, reset=reset, lost_tail=lost_tail)
+    tried._account_for_steps(counters)
+    tried.outcome.scenario = replace(tried.outcome.scenario, may_reset=True)
+    tried.outcome.judge()
+    assert tried.outcome.faults == faults
+    tried.outcome.scenario = replace(tried.outcome.scenario, may_reset=False)
+    tried.outcome.faults.clear()
+    tried.outcome.judge()
+    assert bool(tried.outcome.faults) == bool(reset or lost)
