@@ -220,7 +220,7 @@ def scenarios() -> List[Scenario]:
         ),
         Scenario(
             "read_only_ring", KIND, "kill -9 of the replay, and its folder is read-only", read_only_ring,
-            needs=(NAMESPACE,), quick=True,
+            needs=(NAMESPACE,),
         ),
         Scenario("damaged_log", KIND, "a byte of the chunk log flips", damaged_log, quick=True),
         Scenario("damaged_column", KIND, "a bit of the ring's flags flips", damaged_column),

@@ -97,7 +97,6 @@ def scenarios() -> List[Scenario]:
             Scenario(
                 f"out_of_memory_{role_of(name)}", KIND, f"the {role_of(name)}'s cgroup runs out of memory",
                 partial(out_of_memory, name=name), with_helper=name == "helper-0", needs=(CGROUP,), begins=False,
-                quick=name == "learner",
             )
             for name in ("replay", "learner", "actor-0", "evaluator", "helper-0")
         ),

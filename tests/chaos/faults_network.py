@@ -15,7 +15,7 @@ Pair = Tuple[str, str]
 
 KIND = "network"
 CUT_S = 12.0  # longer than the deadline of any call
-SLOW_KBIT, SLOW_S = 2000, 15.0
+SLOW_KBIT, SLOW_S, QUICK_SLOW_S = 2000, 15.0, 4.0
 CRAWL_KBIT, CRAWL_LIMIT_S = 200, 60.0  # a set of parameters alone takes seconds
 NUM_RESENDS, RESENT = 40, 0.15
 NUM_HALF_OPEN = 60  # as many as the replay has threads
@@ -141,7 +141,7 @@ def scenarios(*, quick: bool) -> List[Scenario]:
         *made,
         Scenario(
             "slow_link", KIND, f"links of {SLOW_KBIT / 1000:g} Mbit/s, over which an actor is replaced",
-            partial(slow, pairs=ACTORS_PAIRS, replaced=("actor-0",), seconds=CUT_S if quick else SLOW_S),
+            partial(slow, pairs=ACTORS_PAIRS, replaced=("actor-0",), seconds=QUICK_SLOW_S if quick else SLOW_S),
             layout=CABLES, needs=(NAMESPACE,), quick=True,
         ),
         Scenario(

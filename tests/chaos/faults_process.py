@@ -14,7 +14,7 @@ from tests.chaos.system import CHECKPOINT_PERIOD, role_of
 from tests.chaos.trial import ACTOR_LIMIT_S, Trial
 
 KIND = "processes"
-FREEZE_S, QUICK_FREEZE_S = 30.0, 12.0  # both longer than the deadline of any call
+FREEZE_S, QUICK_FREEZE_S = 30.0, 10.0  # both longer than the deadline of any call
 MANY_LIVES, WARM_LIVES = 30, 10
 # For twenty lives: a thread, a file or a mapping that each of them leaves is more.
 SLACK_OF_LIVES = proc.Footprint(threads=10, files=6, mappings=15)
@@ -136,7 +136,7 @@ def scenarios(*, quick: bool) -> List[Scenario]:
     made = [
         Scenario(
             f"kill_{role_of(name)}", KIND, f"kill -9 of the {role_of(name)}", partial(kill, name=name),
-            with_helper=name == "helper-0", quick=name in ("replay", "learner"),
+            with_helper=name == "helper-0", quick=name == "replay",
         )
         for name in ("replay", "learner", "helper-0", "evaluator", "actor-0")
     ]  # fmt: skip

@@ -107,7 +107,7 @@ def test_names_are_unique_and_each_kind_has_a_quick_one() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["kill_replay", "freeze_replay", "replace_frozen_actor", "half_open", "slow_link", "read_only_ring", "wrong_token"],
+    ["kill_replay", "freeze_replay", "replace_frozen_actor", "half_open", "slow_link", "wrong_token", "combination_1"],
 )
 def test_the_quick_choice_holds_what_hurt_others_most(name: str) -> None:
     assert name in {scenario.name for scenario in choose(all_scenarios(quick=True), None, quick=True)}
