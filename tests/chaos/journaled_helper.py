@@ -7,6 +7,7 @@ import random
 import sys
 import time
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Deque, Dict, List, Optional
 
@@ -28,6 +29,7 @@ class JournaledStub:
         self._stub, self._folder, self._resends, self._rng = stub, folder, resends, rng
         self._journal: Optional[PushWriter] = None
         self._earlier: Deque[Any] = deque(maxlen=REMEMBERED)
+        self._pool = ThreadPoolExecutor(2)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stub, name)
@@ -35,7 +37,7 @@ class JournaledStub:
     def Push(self, request: Any, timeout: float) -> Any:  # noqa: N802 (gRPC's name)
         twins: List[Any] = []
         if self._chance():  # beside itself
-            twins = [self._stub.Push.future(request, timeout=timeout) for _ in range(2)]
+            twins = [self._pool.submit(self._stub.Push, request, timeout=timeout) for _ in range(2)]
         try:
             response = self._stub.Push(request, timeout=timeout)
         finally:
@@ -45,9 +47,9 @@ class JournaledStub:
         if response.status in ACCEPTED:
             if self._earlier and self._chance():  # behind a later one
                 old = self._rng.choice(self._earlier)
-                self._settle(self._stub.Push.future(old, timeout=timeout), old, behind=True)
+                self._settle(self._pool.submit(self._stub.Push, old, timeout=timeout), old, behind=True)
             if self._chance():  # late
-                self._settle(self._stub.Push.future(request, timeout=timeout), request)
+                self._settle(self._pool.submit(self._stub.Push, request, timeout=timeout), request)
             self._earlier.append(request)
         return response
 

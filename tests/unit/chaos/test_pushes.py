@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import random
+import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any, List, Tuple
 
 import grpc
 import pytest
@@ -22,42 +23,30 @@ class Chief:
     def __init__(self, forgetful: bool = False) -> None:
         self.forgetful = forgetful
         self.taken: List[int] = []
-        self.answered: Dict[int, int] = {}
+        self.lock = threading.Lock()
 
     def answer(self, request: Any) -> gradients_pb2.PushResponse:
         assert isinstance(request, gradients_pb2.PushRequest)
         assert request.sequence >= 1
-        newest = max(self.taken, default=0)
-        if request.sequence > newest or self.forgetful:
-            self.taken.append(request.sequence)
-        elif request.sequence < newest:
-            return gradients_pb2.PushResponse(status=TOO_STALE)
-        return gradients_pb2.PushResponse(status=ACCEPTED)
+        with self.lock:
+            newest = max(self.taken, default=0)
+            if request.sequence > newest or self.forgetful:
+                self.taken.append(request.sequence)
+        is_stale = request.sequence < newest and not self.forgetful
+        return gradients_pb2.PushResponse(status=TOO_STALE if is_stale else ACCEPTED)
 
 
-class Push:
-    """As the generated stub has it."""
+class Stub:
+    """As the generated one."""
+
+    Join = "as it is"
 
     def __init__(self, chief: Chief) -> None:
         self.chief = chief
 
-    def __call__(self, request: Any, timeout: float) -> gradients_pb2.PushResponse:
+    def Push(self, request: Any, timeout: float) -> gradients_pb2.PushResponse:  # noqa: N802 (gRPC's name)
         assert timeout > 0
         return self.chief.answer(request)
-
-    def future(self, request: Any, timeout: float) -> Future:
-        return Future(self(request, timeout))
-
-
-class Future:
-    def __init__(self, response: gradients_pb2.PushResponse) -> None:
-        self.result = lambda: response
-
-
-class Stub:
-    def __init__(self, chief: Chief) -> None:
-        self.Push = Push(chief)
-        self.Join = "as it is"
 
 
 def journal_of(folder: Path, chief: Chief, resends: float) -> Tuple[JournaledStub, List[PushAnswer]]:
@@ -118,12 +107,14 @@ def test_a_resend_that_is_not_answered_is_none(tmp_path: Path) -> None:
     class Lost(grpc.RpcError):
         pass
 
-    def never() -> None:
-        raise Lost
+    class Away(Stub):
+        def Push(self, request: Any, timeout: float) -> gradients_pb2.PushResponse:  # noqa: N802
+            if threading.current_thread() is not threading.main_thread():
+                raise Lost
+            return super().Push(request, timeout)
 
-    chief = Chief()
-    stub = JournaledStub(Stub(chief), tmp_path, 1.0, random.Random(1))
-    future = Future(gradients_pb2.PushResponse())
-    future.result = never  # type: ignore[assignment]
-    stub._settle(future, gradients_pb2.PushRequest())
-    assert read_pushes(tmp_path) == []
+    stub = JournaledStub(Away(Chief()), tmp_path, 1.0, random.Random(1))
+    peer = experience_pb2.Peer(name="helper-0", incarnation=7)
+    for sequence in (1, 2):
+        stub.Push(gradients_pb2.PushRequest(peer=peer, sequence=sequence), timeout=1.0)
+    assert [(push.sequence, push.resent) for push in read_pushes(tmp_path)] == [(1, False), (2, False)]
