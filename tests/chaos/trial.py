@@ -270,7 +270,7 @@ class Trial:
     def goes_on(self) -> None:
         """Training goes on, with the work of everybody, until the task is learned."""
         bar, mark = self.outcome.scenario.bar, self.mark()
-        self.until(lambda: self.work.updates >= mark.updates + GO_ON_UPDATES, "further training")
+        self.until(lambda: self.work.updates >= mark.updates + GO_ON_UPDATES, "further training", PATIENCE_S)
         self.works_again(mark, (), PATIENCE_S)
         self.until(lambda: self.work.best_success(mark) >= bar, f"a success of {bar:.0%}", BAR_PATIENCE_S)
         if bar > SMALL_BAR:

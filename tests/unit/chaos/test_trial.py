@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from dataclasses import dataclass, field, replace
@@ -54,6 +55,14 @@ class System:
     def is_alive(self, name: str) -> bool:
         return name in self.names
 
+    def stop(self, *names: str, timeout_s: float) -> List[str]:
+        assert set(names) <= set(self.names)
+        assert timeout_s > 0
+        return []
+
+    def target(self) -> str:
+        return "nobody"
+
     def pid(self, name: str) -> int:
         return NAMES.index(name)
 
@@ -80,6 +89,12 @@ class Work:
 
     def remember(self, name: str) -> None:
         assert name in NAMES
+
+    success: float = 1.0
+    updates: int = 1_000_000
+
+    def best_success(self, _mark: object) -> float:
+        return self.success
 
     checkpoints_there: Tuple[Path, ...] = ()
 
@@ -216,3 +231,35 @@ def test_what_the_replay_gave_up_must_be_what_is_not_there(
     tried.outcome.faults.clear()
     tried.outcome.judge()
     assert bool(tried.outcome.faults) == bool(reset or lost)
+
+
+@pytest.mark.parametrize(("bar", "success", "enough"), [(0.5, 0.5, True), (0.5, 0.4, False), (0.9, 0.88, False)])
+def test_training_must_reach_its_bar(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bar: float, success: float, enough: bool
+) -> None:
+    monkeypatch.setattr(trial, "BAR_PATIENCE_S", 0.05)
+    tried = make(tmp_path)
+    tried.outcome.scenario = replace(tried.outcome.scenario, bar=bar)
+    tried.work.success = success  # type: ignore[attr-defined]
+    with contextlib.nullcontext() if enough else pytest.raises(TooLate, match=f"a success of {bar:.0%}"):
+        tried.goes_on()
+
+
+def test_training_that_stands_still_does_not_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "PATIENCE_S", 0.05)
+    tried = make(tmp_path)
+    tried.work.updates = Watch.updates + trial.GO_ON_UPDATES - 1  # type: ignore[misc]
+    with pytest.raises(TooLate, match="further training"):
+        tried.goes_on()
+
+
+def test_a_scenario_that_looked_at_nobodys_holdings_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "ask_replay", lambda _target: None)
+    monkeypatch.setattr(proc, "footprint", lambda _pid: proc.Footprint(1, 1, 1))
+    tried = make(tmp_path)
+    tried.finish()
+    assert any("never noted" in fault for fault in tried.outcome.faults)
+    tried.outcome.faults.clear()
+    tried.note_footprints()
+    tried.finish()
+    assert tried.outcome.faults == ["the replay does not answer at the end"]
