@@ -52,7 +52,7 @@ e2e: install  ## real processes: training runs, kill -9 of each service
 	$(BIN)/python -m pytest -m e2e tests/e2e $(ARGS)
 
 .PHONY: chaos
-chaos: install  ## kill, freeze, cut, fill, damage: nothing may be lost or doubled; ARGS=--quick for four minutes
+chaos: install  ## kill, freeze, cut, fill, damage: nothing may be lost or doubled; ARGS=--quick for six minutes
 	$(BIN)/python -m tests.chaos $(ARGS)
 
 .PHONY: deploy-test

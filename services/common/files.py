@@ -6,12 +6,17 @@ import contextlib
 import errno
 import os
 import stat
+import time
 from pathlib import Path
-from typing import Callable
+from typing import Callable, TypeVar
 
 from services.common.errors import EXIT_CRASH, UserError
 
 FILE_MODE = 0o640  # the group of the services may read
+# Descriptors that callers hold come back within seconds; a stop must not wait longer.
+DESCRIPTOR_WAIT_S, LOOK_S = 8.0, 0.1
+
+Made = TypeVar("Made")
 
 
 class OutOfDescriptors(UserError):
@@ -49,6 +54,32 @@ def make_atomically(file: Path, write: Callable[[Path], object], mode: int = 0) 
     Raises:
         UserError: the disk is full or the folder cannot be written; the old file is untouched.
     """
+    try:
+        with_a_descriptor(lambda: _make(file, write, mode))
+    except OSError as error:
+        raise cannot_write(file, error) from None
+
+
+def with_a_descriptor(action: Callable[[], Made]) -> Made:
+    """Do what opens a file; while there is no free descriptor for it, wait for one, and begin it again.
+
+    Args:
+        action: may be begun several times.
+
+    Raises:
+        OSError: of `action`; EMFILE or ENFILE after DESCRIPTOR_WAIT_S of them.
+    """
+    deadline = time.monotonic() + DESCRIPTOR_WAIT_S
+    while True:
+        try:
+            return action()
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE) or time.monotonic() > deadline:
+                raise
+        time.sleep(LOOK_S)
+
+
+def _make(file: Path, write: Callable[[Path], object], mode: int) -> None:
     aside = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -60,10 +91,10 @@ def make_atomically(file: Path, write: Callable[[Path], object], mode: int = 0) 
             os.fsync(stream.fileno())
         aside.replace(file)
         sync_folder(file.parent)
-    except OSError as error:
+    except OSError:
         with contextlib.suppress(OSError):  # the first error is the one to tell
             aside.unlink()
-        raise cannot_write(file, error) from None
+        raise
 
 
 def cannot_write(file: Path, error: OSError) -> UserError:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import safetensors.numpy
 
 from services.common.errors import UserError
-from services.common.files import cannot_write, write_atomically
+from services.common.files import cannot_write, with_a_descriptor, write_atomically
 from services.common.sealed import seal, unseal
 from services.common.thinning import evenly
 
@@ -118,7 +118,7 @@ class RunFolder:
         if self._num_evaluations is None or self._num_evaluations >= self._max_evaluations:
             self._thin_out()
         try:
-            with self._evaluations.open("a", encoding="utf-8") as stream:
+            with with_a_descriptor(lambda: self._evaluations.open("a", encoding="utf-8")) as stream:
                 stream.write(json.dumps(asdict(evaluation)) + "\n")
         except OSError as error:
             raise cannot_write(self._evaluations, error) from None

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
-from services.common.files import cannot_write, write_atomically
+from services.common.files import cannot_write, with_a_descriptor, write_atomically
 
 PARTS = ("acting", "in_flight", "ring", "prefetch")  # of an item's lag, in the order of its way
 TOTAL = "total"
@@ -206,7 +206,7 @@ class StalenessLog:
             write_atomically(self._file, "".join(kept.to_line() + "\n" for kept in rows).encode())
             self._num_rows, self._is_torn = len(rows), False
         try:
-            with self._file.open("a", encoding="utf-8") as stream:
+            with with_a_descriptor(lambda: self._file.open("a", encoding="utf-8")) as stream:
                 stream.write("\n" * self._is_torn + row.to_line() + "\n")
         except OSError as error:
             raise cannot_write(self._file, error) from None

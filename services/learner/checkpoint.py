@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.common.errors import UserError
+from services.common.files import with_a_descriptor
 from services.common.log import Log
 from services.common.run_folder import Progress
 from services.common.schema import Schema
@@ -112,7 +113,7 @@ class CheckpointFolder:
                 file.unlink()
 
     def _files(self) -> List[Path]:
-        return sorted(self._folder.glob(f"[!.]*{SUFFIX}"))
+        return with_a_descriptor(lambda: sorted(self._folder.glob(f"[!.]*{SUFFIX}")))
 
     def _best_of(self, files: List[Path]) -> List[Path]:
         """The checkpoint of the best version among `files`, or none."""

@@ -121,6 +121,7 @@ class ParameterServicer:
         self._helpers = helpers
         self._lock = threading.Lock()
         self._best = _load_best(folder, log)
+        self._last_report, self._last_was_best = b"", False
         evaluations = folder.evaluations()
         self.latest: Optional[Evaluation] = evaluations[-1] if evaluations else None
 
@@ -242,7 +243,7 @@ class ParameterServicer:
             env_steps=self._status.progress.env_steps,
         )
         try:
-            best = self._keep(evaluation, published)
+            best = self._keep(evaluation, published, request.SerializeToString(deterministic=True))
         except UserError as error:  # the disk is full: the chief cannot go on, and its caller is not to blame
             self._fail(error)
             context.abort(grpc.StatusCode.UNAVAILABLE, f"the chief ends: {error}")
@@ -267,9 +268,11 @@ class ParameterServicer:
         best = self._best
         return best.updates if best is not None else None
 
-    def _keep(self, evaluation: Evaluation, published: PublishedSet) -> bool:
-        """Add to the learning curve, and keep the parameters if they are the best so far."""
+    def _keep(self, evaluation: Evaluation, published: PublishedSet, report: bytes) -> bool:
+        """Add to the learning curve, and keep the parameters if they are the best so far; a resend changes nothing."""
         with self._lock:
+            if report == self._last_report:  # whose answer came too late, or not at all
+                return self._last_was_best
             best = evaluation.better_than(self._best)
             if best:
                 # As it acted: rounded to what it travelled in, and float32 again.
@@ -277,6 +280,7 @@ class ParameterServicer:
                 self._best = evaluation
             self._folder.append_evaluation(evaluation)
             self.latest = evaluation
+            self._last_report, self._last_was_best = report, best
         return best
 
     def GetInfo(  # noqa: N802

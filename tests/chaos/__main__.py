@@ -25,7 +25,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--list", action="store_true", help="name the scenarios, and run none")
     made.add_argument("--only", metavar="NAME", action="append", help="this scenario; may be given again")
     made.add_argument("--seed", type=int, help="of all that is drawn; printed, and chosen by chance if not given")
-    made.add_argument("--quick", action="store_true", help="a choice of each kind, in four minutes")
+    made.add_argument("--quick", action="store_true", help="a choice of each kind, in six minutes")
     made.add_argument("--docs", type=Path, help="page of the docs whose table is replaced")
     made.add_argument("--folder", type=Path, help="for the runs; those that failed stay there")
     made.add_argument("--keep", action="store_true", help="keep the folders of runs that passed too")

@@ -23,6 +23,7 @@ class Rows:
     step: Ids
     lane: Ids
     policy_version: Ids
+    without_successor: int = 0  # steps whose row is there, and whose successor's is not: they come to nothing
 
     @property
     def ids(self) -> Ids:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, FrozenSet, List
+from typing import Dict, FrozenSet, List, Set
 
 from tests.chaos.isolation import run
 
@@ -17,6 +17,7 @@ class Cables:
         self._left: List[str] = []  # networks whose service has moved
         self._laid = 0  # cables
         self._ends: Dict[FrozenSet[str], int] = {}  # pair -> number of the cable
+        self._shaped: Set[FrozenSet[str]] = set()  # those that are cut or slow now
 
     def network(self, service: str) -> str:
         """The network of a service, made when it is first asked for."""
@@ -56,6 +57,11 @@ class Cables:
         """As it was."""
         for service in (one, other):
             run(*self._tc(service), "qdisc", "del", "dev", self._device(one, other), "root")
+        self._shaped.discard(frozenset((one, other)))
+
+    def is_shaped(self, one: str, other: str) -> bool:
+        """Whether the cable between the two is cut or slow now."""
+        return frozenset((one, other)) in self._shaped
 
     def pairs_of(self, service: str) -> List[str]:
         """Who is connected with `service`, the harness left out."""
@@ -74,6 +80,7 @@ class Cables:
         self._left.append(self._names.pop(service))
 
     def _shape(self, one: str, other: str, *discipline: str) -> None:
+        self._shaped.add(frozenset((one, other)))
         for service in (one, other):
             run(*self._tc(service), "qdisc", "replace", "dev", self._device(one, other), "root", *discipline)
 

@@ -13,7 +13,7 @@ def all_scenarios(*, quick: bool = False) -> List[Scenario]:
     """Every scenario, kind by kind; `quick`: as small as they can be."""
     return [
         *faults_process.scenarios(quick=quick),
-        *faults_network.scenarios(),
+        *faults_network.scenarios(quick=quick),
         *faults_disk.scenarios(),
         *faults_limits.scenarios(),
         *faults_security.scenarios(),

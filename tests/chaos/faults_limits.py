@@ -63,12 +63,31 @@ def out_of_descriptors(trial: Trial, name: str) -> None:
     trial.kill("actor-0")
     trial.hold(2.0)  # until the descriptor of its connection is free, which the new one would get
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (proc.lowest_free_descriptor(pid), before[1]))
-    trial.system.start("actor-0")
-    trial.hold(6.0)
-    if trial.is_at_work("actor-0"):
-        trial.fault("the new actor got through: the limit did not bind, and the scenario shows nothing")
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+    with trial.system.disturbed("actor-0"):
+        trial.system.start("actor-0")
+        trial.hold(6.0)
+        if trial.is_at_work("actor-0"):
+            trial.fault("the new actor got through: the limit did not bind, and the scenario shows nothing")
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
     trial.measure("actor-0 at work", time.monotonic(), lambda: trial.is_at_work("actor-0"), ACTOR_LIMIT_S)
+
+
+def out_of_descriptors_actor(trial: Trial) -> None:
+    """An actor can open nothing more, and the replay is replaced meanwhile; then it can again."""
+    pid = trial.system.pid("actor-0")
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    trial.kill("replay")
+    trial.hold(2.0)  # until the descriptor of its connection is free, which the new one would get
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (proc.lowest_free_descriptor(pid), before[1]))
+    with trial.system.disturbed("actor-0"):
+        trial.start_and_measure("replay")
+        mark = trial.mark()
+        trial.hold(6.0)
+        if trial.work.goes_on("actor-0", mark):
+            trial.fault("the actor got through: the limit did not bind, and the scenario shows nothing")
+        mark = trial.mark()
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+    trial.works_again(mark, ("actor-0",))
 
 
 def scenarios() -> List[Scenario]:
@@ -77,9 +96,9 @@ def scenarios() -> List[Scenario]:
         *(
             Scenario(
                 f"out_of_memory_{role_of(name)}", KIND, f"the {role_of(name)}'s cgroup runs out of memory",
-                partial(out_of_memory, name=name), needs=(CGROUP,), begins=False, quick=name == "learner",
+                partial(out_of_memory, name=name), with_helper=name == "helper-0", needs=(CGROUP,), begins=False,
             )
-            for name in ("replay", "learner", "actor-0")
+            for name in ("replay", "learner", "actor-0", "evaluator", "helper-0")
         ),
         *(
             Scenario(
@@ -87,5 +106,9 @@ def scenarios() -> List[Scenario]:
                 partial(out_of_descriptors, name=name), quick=name == "replay",
             )
             for name in ("replay", "learner")
+        ),
+        Scenario(
+            "out_of_descriptors_actor", KIND, "an actor can open no file and no connection for 6 s",
+            out_of_descriptors_actor,
         ),
     ]  # fmt: skip

@@ -8,20 +8,18 @@ from functools import partial
 from typing import List
 
 from services.common.errors import EXIT_FENCED
+from tests.chaos import proc
 from tests.chaos.scenario import Scenario
-from tests.chaos.system import role_of
+from tests.chaos.system import CHECKPOINT_PERIOD, role_of
 from tests.chaos.trial import ACTOR_LIMIT_S, Trial
 
 KIND = "processes"
-FREEZE_S = 30.0
-MANY_LIVES = 10
+FREEZE_S, QUICK_FREEZE_S = 30.0, 10.0  # both longer than the deadline of any call
+MANY_LIVES, WARM_LIVES = 30, 10
+# For twenty lives: a thread, a file or a mapping that each of them leaves is more.
+SLACK_OF_LIVES = proc.Footprint(threads=10, files=6, mappings=15)
 ROUNDS, QUICK_ROUNDS = 50, 3
-BAR_SETTINGS = {
-    "td3.hidden_sizes": "[128, 128]",
-    "learner.batch_size": "128",
-    "learner.max_updates": "3000",
-    "evaluator.episodes": "50",
-}
+LATE_PERIOD_S, LATE_SHARE = 15.0, 0.8  # of checkpoints; and how much of it has passed when the learner is killed
 
 
 def kill(trial: Trial, name: str) -> None:
@@ -29,17 +27,24 @@ def kill(trial: Trial, name: str) -> None:
     trial.kill_and_start(name)
 
 
+def kill_late(trial: Trial) -> None:
+    """SIGKILL of the learner when most of a long period has passed since its checkpoint."""
+
+    def is_old() -> bool:
+        age_s = time.time() - trial.work.checkpoints()[-1].stat().st_mtime
+        return age_s > LATE_SHARE * trial.system.checkpoint_period_s
+
+    trial.until(is_old, "a checkpoint that is old")
+    trial.kill_and_start("learner")
+
+
 def freeze(trial: Trial, name: str, seconds: float = FREEZE_S) -> None:
     """SIGSTOP for a while: connections stay, nobody answers."""
     trial.system.freeze(name)
     trial.hold(seconds)
-    updates = trial.observer.watch.updates
+    mark = trial.mark()  # what was seen before is no sign of life
     trial.system.thaw(name)
-    since_s = time.monotonic()
-    # What was seen before it was frozen is no sign of life.
-    trial.measure(
-        "training again", since_s, lambda: trial.observer.watch.updates > updates + 20 and trial.observer.replay, 20.0
-    )
+    trial.works_again(mark, sorted({name, "learner"}))
 
 
 def replace_frozen_actor(trial: Trial) -> None:
@@ -63,8 +68,8 @@ def kill_many_times(trial: Trial) -> None:
         since_s = trial.system.start("actor-0")
         trial.until(lambda: trial.is_at_work("actor-0"), "actor-0 at work")
         slowest = max(slowest, time.monotonic() - since_s)
-        if life == 1:  # what the first lives leave warm is no leak
-            trial.note_footprints()
+        if life == WARM_LIVES - 1:  # what the first lives leave warm is no leak
+            trial.note_footprints(SLACK_OF_LIVES)
     trial.add_measure(f"slowest of {MANY_LIVES} actors at work", slowest, ACTOR_LIMIT_S)
 
 
@@ -118,30 +123,41 @@ def random_order(trial: Trial, rounds: int) -> None:
         order = ", ".join(names)
         trial.until(lambda: all(map(trial.is_at_work, trial.system.names)), f"all at work, started as {order},", 60.0)
         slowest = max(slowest, time.monotonic() - since_s)
+        if not number:
+            trial.note_footprints()
     trial.note(f"{rounds} orders")
     trial.add_measure("slowest start, from its last process on", slowest, 40.0)
 
 
 def scenarios(*, quick: bool) -> List[Scenario]:
     """All of this kind."""
+    freeze_s = QUICK_FREEZE_S if quick else FREEZE_S
+    rounds = QUICK_ROUNDS if quick else ROUNDS
     made = [
         Scenario(
             f"kill_{role_of(name)}", KIND, f"kill -9 of the {role_of(name)}", partial(kill, name=name),
-            with_helper=name == "helper-0", quick=name in ("learner", "actor-0"),
+            with_helper=name == "helper-0", quick=name == "replay",
         )
         for name in ("replay", "learner", "helper-0", "evaluator", "actor-0")
     ]  # fmt: skip
     made += [
         Scenario(
-            f"freeze_{role_of(name)}", KIND, f"SIGSTOP of the {role_of(name)} for {FREEZE_S:g} s",
-            partial(freeze, name=name), with_helper=name == "helper-0",
+            f"freeze_{role_of(name)}", KIND, f"SIGSTOP of the {role_of(name)} for {freeze_s:g} s",
+            partial(freeze, name=name, seconds=freeze_s), with_helper=name == "helper-0", quick=name == "replay",
         )
         for name in ("replay", "learner", "helper-0", "evaluator", "actor-0")
     ]  # fmt: skip
-    rounds = QUICK_ROUNDS if quick else ROUNDS
     return [
         *made,
-        Scenario("replace_frozen_actor", KIND, "an actor freezes, and another takes its place", replace_frozen_actor),
+        Scenario(
+            "kill_learner_late", KIND,
+            f"kill -9 of a learner {LATE_SHARE * LATE_PERIOD_S:g} s after its checkpoint, of a period of "
+            f"{LATE_PERIOD_S:g} s", kill_late, settings={CHECKPOINT_PERIOD: str(LATE_PERIOD_S)},
+        ),
+        Scenario(
+            "replace_frozen_actor", KIND, "an actor freezes, and another takes its place", replace_frozen_actor,
+            quick=True,
+        ),
         Scenario("many_lives", KIND, f"the same actor is killed {MANY_LIVES} times", kill_many_times),
         Scenario("kill_all", KIND, "kill -9 of all at once, started in any order", kill_all, quick=True),
         Scenario("restart_all", KIND, "all are stopped, and resume in any order", restart_all),

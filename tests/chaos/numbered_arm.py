@@ -11,6 +11,7 @@ import contextlib
 import random
 import time
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Deque, List, Optional
 
@@ -108,6 +109,7 @@ class _JournaledStub:
         self._journal: Optional[JournalWriter] = None
         self._earlier: Deque[bytes] = deque(maxlen=REMEMBERED)
         self._rng = random.Random(life)
+        self._pool = ThreadPoolExecutor(2)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stub, name)
@@ -116,7 +118,7 @@ class _JournaledStub:
         packed = request.SerializeToString() if self._resends else b""
         crowd = self._chance()
         if crowd:
-            twins = [self._stub.Insert.future(request, timeout=timeout) for _ in range(2)]
+            twins = [self._pool.submit(self._stub.Insert, request, timeout=timeout) for _ in range(2)]
         try:
             response = self._stub.Insert(request, timeout=timeout)
         finally:
@@ -134,10 +136,10 @@ class _JournaledStub:
             return
         self._earlier.append(packed)
         if self._chance():
-            self._settle(self._stub.Insert.future(request, timeout=timeout), request)
+            self._settle(self._pool.submit(self._stub.Insert, request, timeout=timeout), request)
         if self._chance():
             old = replay_pb2.InsertRequest.FromString(self._rng.choice(self._earlier))
-            self._settle(self._stub.Insert.future(old, timeout=timeout), old)
+            self._settle(self._pool.submit(self._stub.Insert, old, timeout=timeout), old)
         if self._chance():
             ahead = replay_pb2.InsertRequest.FromString(packed)
             ahead.chunk.sequence += self._rng.randrange(2, 9)

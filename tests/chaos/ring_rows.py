@@ -21,7 +21,9 @@ def read_rows(folder: Path) -> Rows:
     ring = RingReader(folder)
     if ring.reserved > ring.capacity:
         raise ValueError(f"the ring of {ring.capacity} rows has wrapped: the scenario needs a larger replay.capacity")
-    is_step = ring.column("status")[: ring.committed] != StepOutcome.NO_STEP
+    status = ring.column("status")[: ring.committed]
+    is_step = status != StepOutcome.NO_STEP
     keys = np.flatnonzero(is_step)
     life, step, lane = read_marks(ring.column("observation.policy")[keys])
-    return Rows(life, step, lane, ring.column("policy_version")[keys].astype(np.int64))
+    versions = ring.column("policy_version")[keys].astype(np.int64)
+    return Rows(life, step, lane, versions, int(np.count_nonzero(status == StepOutcome.LOST)))

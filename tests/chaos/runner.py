@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import shutil
 import time
+import traceback
 import zlib
 from functools import partial
 from pathlib import Path
@@ -14,7 +16,7 @@ from tests.chaos import proc
 from tests.chaos.observer import Observer
 from tests.chaos.scenario import Outcome, Scenario
 from tests.chaos.system import System
-from tests.chaos.trial import Broken, Trial, python_start_s
+from tests.chaos.trial import Broken, TooLate, Trial, python_start_s
 
 USUAL_START_S = 1.5  # of Python with the replay's imports, on a machine that is not overloaded
 
@@ -61,23 +63,21 @@ def _run_one(outcome: Outcome, folder: Path) -> None:
     folder.mkdir(parents=True)
     mark = f"c{secrets.token_hex(3)}"
     began_s, mounts = time.monotonic(), set(proc.mounts())
-    system = System(
-        folder,
-        mark,
-        layout=scenario.layout,
-        with_helper=scenario.with_helper,
-        settings=scenario.settings,
-        env_kwargs=scenario.env_kwargs,
-    )
     try:
-        with Observer(system.target(), partial(system.busy_s, "learner")) as observer:
-            strain = max(1.0, python_start_s() / USUAL_START_S)
-            _course(Trial(outcome, system, observer, strain))
-    except Broken as error:
-        outcome.faults.append(str(error))
-        outcome.faults += system.tracebacks()
-    finally:
-        system.close()
+        system = System(
+            folder,
+            mark,
+            layout=scenario.layout,
+            with_helper=scenario.with_helper,
+            settings=scenario.settings,
+            resends=scenario.resends,
+        )
+        with contextlib.closing(system):
+            _watch_over(outcome, system)
+    except Exception as error:  # noqa: BLE001 (whatever it is: the other scenarios run, and the last line counts this one)
+        outcome.faults.append(_last_line(error))
+        with (folder / "harness.log").open("a", encoding="utf-8") as log:
+            traceback.print_exc(file=log)
     left = {**proc.marked_processes(mark)}
     outcome.faults += [f"process {pid} is left behind: {command[:80]}" for pid, command in left.items()]
     new = set(proc.mounts()) - mounts  # others' may go meanwhile, with the folders that they lie on
@@ -87,16 +87,34 @@ def _run_one(outcome: Outcome, folder: Path) -> None:
     outcome.seconds = time.monotonic() - began_s
 
 
+def _watch_over(outcome: Outcome, system: System) -> None:
+    try:
+        with Observer(system.target(), partial(system.busy_s, "learner"), system.excused) as observer:
+            strain = max(1.0, python_start_s() / USUAL_START_S)
+            _course(Trial(outcome, system, observer, strain))
+    except TooLate as error:
+        outcome.late.append(str(error))
+    except Broken as error:
+        outcome.faults.append(str(error))
+    else:
+        return
+    outcome.faults += [*observer.watch.faults, *system.tracebacks()]
+
+
+def _last_line(error: BaseException) -> str:
+    """What an error says last, and where in the harness it came from."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    said = traceback.format_exception_only(type(error), error)[-1].strip()
+    return f"the scenario broke off: {said} ({Path(place.filename).name}, line {place.lineno})"
+
+
 def _course(trial: Trial) -> None:
     scenario = trial.outcome.scenario
     if scenario.begins:
         trial.begin()
     scenario.inject(trial)
-    if scenario.to_the_bar:
-        trial.reaches_the_bar()
-    else:
-        trial.goes_on()
-        trial.check_footprints()
+    trial.goes_on()
+    trial.check_footprints()
     trial.finish()
     trial.check_traces()
 

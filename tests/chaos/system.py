@@ -12,25 +12,28 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 from services.cli import certs_command
 from services.cli.target import Addresses, Target
 from services.common.config.security import SecuritySection
 from tests.chaos.cables import Cables
-from tests.chaos.proc import MARK, busy_s
+from tests.chaos.proc import MARK, busy_s, state
+from tests.chaos.pushes import FOLDER, RESENDS
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = "chaos"
 MODULES = {
     "replay": "services.replay",
     "learner": "services.learner",
-    "helper": "services.learner",
+    "helper": "tests.chaos.journaled_helper",
     "evaluator": "services.actor.evaluator",
     "actor": "services.actor",
 }
 STOP_S = 10.0  # a service that is asked to stop has gone by then
-CHECKPOINT_PERIOD_S = 2.0
+CHECKPOINT_PERIOD = "learner.checkpoint_period_s"
+# After what the harness does to a service has ended, what those who talk with it do is its doing still for so long.
+CALM_S = 10.0
 LOOPBACK, CABLES, TLS = "loopback", "cables", "tls"
 
 # Small and quick: what is tested is not how well it learns.
@@ -43,7 +46,7 @@ SETTINGS: Mapping[str, str] = {
     "replay.min_size_to_sample": "500",
     "learner.batch_size": "64",
     "learner.max_updates": "1000000",
-    "learner.checkpoint_period_s": str(CHECKPOINT_PERIOD_S),
+    CHECKPOINT_PERIOD: "2",
     "evaluator.episodes": "10",
     "gradients.lease_s": "2",
 }
@@ -86,7 +89,7 @@ class System:
         layout: str = LOOPBACK,
         with_helper: bool = False,
         settings: Optional[Mapping[str, str]] = None,
-        env_kwargs: str = "",
+        resends: float = 0.0,
     ) -> None:
         """Lay everything out; nothing is started.
 
@@ -96,13 +99,14 @@ class System:
             layout: how services reach each other: "loopback", "cables" (a network each) or "tls" (with tokens).
             with_helper: whether a helper takes part.
             settings: keys of the run file.
-            env_kwargs: further arguments of the environment, as TOML.
+            resends: chance that a chunk or a gradient is sent again in each of the ways that there are.
         """
         self.folder = folder
         self.mark = mark
         self.layout = layout
         self.run_folder = folder / "runs" / RUN
         self.journals = folder / "journals"
+        self.pushes = folder / "pushes"  # the helpers' journals
         self.ring = folder / "rings" / RUN
         self.pki = folder / "pki"
         helpers = ("helper-0",) if with_helper else ()
@@ -117,14 +121,18 @@ class System:
         (folder / "rings").mkdir()
         (folder / "runs").mkdir()
         self._file = folder / "run.toml"
-        self._write_run_file({**SETTINGS, **(settings or {})}, env_kwargs)
+        self._resends = resends
+        self._disturbed_s: Dict[str, float] = {}  # when the harness last did something to a service
+        self._deaf: Set[str] = set()  # services that cannot do their work just now, as a scenario knows
+        self._write_run_file({**SETTINGS, **(settings or {})})
         self._addresses = self._lay_out()
 
-    def _write_run_file(self, settings: Mapping[str, str], env_kwargs: str) -> None:
-        kwargs = ", ".join(filter(None, [f'journal = "{self.journals}"', env_kwargs]))
+    def _write_run_file(self, settings: Mapping[str, str]) -> None:
+        kwargs = f'{{ journal = "{self.journals}", resends = {self._resends} }}'
         self._file.write_text(
-            f'[env]\nfactory = "tests.chaos.numbered_arm:make"\nkwargs = {{ {kwargs} }}\n', encoding="utf-8"
+            f'[env]\nfactory = "tests.chaos.numbered_arm:make"\nkwargs = {kwargs}\n', encoding="utf-8"
         )
+        self.checkpoint_period_s = float(settings[CHECKPOINT_PERIOD])
         self._flags = {
             "run.name": RUN,
             "run.folder": str(self.folder / "runs"),
@@ -206,8 +214,8 @@ class System:
         """Start a service, in the place of one of its name; returns when, by the monotonic clock."""
         if name in self._processes and self.is_alive(name):
             self.replaced.append(self._processes[name])
-        environ = {**service_environ(), MARK: self.mark}
-        began_s = time.monotonic()
+        environ = {**service_environ(), MARK: self.mark, FOLDER: str(self.pushes), RESENDS: str(self._resends)}
+        began_s = self._disturbed_s[name] = time.monotonic()
         with self.log_file(name).open("ab") as log:
             self._processes[name] = subprocess.Popen(
                 self.command(name, flags),
@@ -246,6 +254,30 @@ class System:
         self.expect_end(name)
         self._processes[name].kill()
         self._processes[name].wait(STOP_S)
+
+    def excused(self) -> Set[str]:
+        """Actors whose silence is the harness's own doing: something is, or just was, done to them or to a server."""
+        now_s = time.monotonic()
+        for name in self.names:
+            if name in self._processes and self._is_disturbed(name):
+                self._disturbed_s[name] = now_s
+        servers = max(self._disturbed_s.get(name, now_s) for name in ("replay", "learner"))
+        actors = [name for name in self.names if role_of(name) == "actor"]
+        return {n for n in actors if now_s - max(servers, self._disturbed_s.get(n, now_s)) < CALM_S}
+
+    def _is_disturbed(self, name: str) -> bool:
+        if name in self._deaf or not self.is_alive(name) or state(self.pid(name)) == "T":
+            return True
+        return any(self.cables.is_shaped(server, name) for server in ("replay", "learner"))
+
+    @contextlib.contextmanager
+    def disturbed(self, *names: str) -> Iterator[None]:
+        """Meanwhile these cannot do their work, and nobody is to wonder."""
+        self._deaf.update(names)
+        try:
+            yield
+        finally:
+            self._deaf.difference_update(names)
 
     def freeze(self, name: str) -> None:
         os.kill(self.pid(name), signal.SIGSTOP)

@@ -9,26 +9,32 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from typing import Callable, Dict, FrozenSet, List, Mapping, Optional, Set, Tuple, TypeVar
+from typing import Callable, Collection, Dict, List, Mapping, Optional, TypeVar
 
 from services.cli.audit_command import equations
 from services.common.errors import EXIT_USER
-from services.common.run_folder import RunFolder
+from shoal.v1 import replay_pb2
 from tests.chaos import proc
 from tests.chaos.accounting import account
-from tests.chaos.journal import Answer, read_journals
+from tests.chaos.journal import read_journals
 from tests.chaos.observer import Observer, ReplayInfo, ask_replay
+from tests.chaos.pushes import push_faults
 from tests.chaos.ring_rows import read_rows
-from tests.chaos.scenario import Measure, Outcome
-from tests.chaos.system import CHECKPOINT_PERIOD_S, ROOT, STOP_S, System, role_of, service_environ
+from tests.chaos.scenario import MAX_STRAIN, SMALL_BAR, Measure, Outcome
+from tests.chaos.system import ROOT, STOP_S, System, role_of, service_environ
+from tests.chaos.work import Mark, Work
 
 WARM_UPDATES = 200  # before anything is done to the system
 GO_ON_UPDATES = 150  # after all is over
 PATIENCE_S = 90.0  # for what has no limit of its own
-BAR, BAR_PATIENCE_S = 0.9, 240.0
+BAR_PATIENCE_S = 240.0
+AGAIN_LIMIT_S = 20.0  # from the end of a fault until those who lived through it are at work
+CLOSING_S = 12.0  # until connections of those who are gone are closed
+UNEVEN = 1.5  # times the fastest training that was seen over some seconds
+WRITING_S = 3.0  # that a checkpoint may be older than its period, with what it takes to write one
 ACTOR_LIMIT_S, OTHER_LIMIT_S = 10.0, 40.0
 REPLAY_LIMIT_S = 2.0  # beside the start of Python
-# What a survivor may hold more than before: threads of gRPC's pools come with concurrency, and stay.
+# What a service may hold more than before: threads of gRPC's pools come with concurrency, and stay.
 SLACK = proc.Footprint(threads=10, files=6, mappings=60)
 
 USUAL_LOAD = 3.0  # of a core, by the system under test alone
@@ -37,7 +43,11 @@ Found = TypeVar("Found")
 
 
 class Broken(Exception):
-    """What a scenario counts on does not come."""
+    """What a scenario counts on cannot come any more."""
+
+
+class TooLate(Broken):
+    """It does not come in time: on a machine that is much too busy that shows nothing."""
 
 
 class Trial:
@@ -57,16 +67,17 @@ class Trial:
         self.system = system
         self.observer = observer
         self.rng = random.Random(outcome.seed)
-        self.run_folder = RunFolder(system.run_folder)
-        self._known: Dict[str, FrozenSet[object]] = {}  # lives of each service that were seen before its last end
+        self.work = Work(system, observer)
         self._died_wall_s: Dict[str, float] = {}
-        self._footprints: Dict[str, Tuple[int, proc.Footprint]] = {}
-        self.tolerated: Set[str] = set()  # services whose traceback is no fault
+        self._footprints: Dict[str, proc.Footprint] = {}
+        self._slack = SLACK
 
     @property
     def strain(self) -> float:
         """By how much all limits are wider: the machine may be busy with other things, before or meanwhile."""
-        return max(self._strain, os.getloadavg()[0] / (os.cpu_count() or 1) / USUAL_LOAD)
+        strain = max(self._strain, os.getloadavg()[0] / (os.cpu_count() or 1) / USUAL_LOAD)
+        self.outcome.strain = max(self.outcome.strain, strain)
+        return min(strain, MAX_STRAIN)
 
     # --- waiting and measuring -----------------------------------------------------------------------------------
 
@@ -74,7 +85,8 @@ class Trial:
         """Wait for something.
 
         Raises:
-            Broken: it does not come in time, or a service ended.
+            TooLate: it does not come in time.
+            Broken: a service ended.
         """
         deadline = time.monotonic() + timeout_s * self.strain
         while True:
@@ -85,7 +97,7 @@ class Trial:
             if ended:
                 raise Broken("; ".join(ended))
             if time.monotonic() > deadline:
-                raise Broken(f"{what} does not come within {timeout_s:g} s")
+                raise TooLate(f"{what} does not come within {timeout_s:g} s")
             time.sleep(0.03)
 
     def hold(self, seconds: float) -> None:
@@ -113,47 +125,29 @@ class Trial:
 
     # --- who is at work ------------------------------------------------------------------------------------------
 
-    def lives(self, name: str) -> FrozenSet[object]:
-        """What tells the lives of a service apart, of those that were seen so far."""
-        role = role_of(name)
-        learner, replay = self.observer.learner, self.observer.replay
-        if role == "actor":
-            return frozenset(file.name for file in self.system.journals.glob(f"{name}-*.jsonl"))
-        if role == "replay":
-            return frozenset({replay.replay_incarnation} if replay else ())
-        if role == "learner":
-            return frozenset({learner.chief_incarnation} if learner else ())
-        return frozenset(reader.incarnation for reader in (learner.readers if learner else ()) if reader.name == name)
-
     def is_at_work(self, name: str) -> bool:
         """Whether a life of `name` that was not there at its last end does what it is for."""
-        role, known = role_of(name), self._known.get(name, frozenset())
-        if role == "replay":
-            answer = ask_replay(self.system.target())
-            return answer is not None and answer.replay_incarnation not in known and answer.num_items > 0
-        if role == "actor":
-            return any(answer.acknowledged and answer.num_steps for answer in self._answers_of(name, known))
-        learner = self.observer.learner
-        if learner is None:
-            return False
-        if role == "learner":
-            return learner.chief_incarnation not in known and self.observer.watch.trains(learner)
-        return any(
-            reader.name == name and reader.incarnation not in known and reader.version > 0 for reader in learner.readers
-        )
+        return self.work.has_begun(name)
 
-    def _answers_of(self, name: str, known: FrozenSet[object]) -> List[Answer]:
-        files = [f for f in self.system.journals.glob(f"{name}-*.jsonl") if f.name not in known]
-        return [answer for file in files for answer in read_journals(file.parent, file.name)]
+    def mark(self) -> Mark:
+        """Now: what is done from now on is told from what was done before."""
+        return Mark(time.monotonic(), self.observer.watch.updates, self.observer.watch.version)
 
-    def was_acknowledged(self, name: str, since_s: float) -> bool:
-        """Whether a chunk of an actor was acknowledged after `since_s`."""
-        answers = self._answers_of(name, frozenset())
-        return any(answer.acknowledged and answer.num_steps and answer.at_s > since_s for answer in answers)
+    def works_again(self, mark: Mark, names: Collection[str], limit_s: float = AGAIN_LIMIT_S) -> None:
+        """Everybody has done what it is for since `mark`; how long that takes is measured of `names`."""
+        pending = list(self.system.names)
 
-    def count_resends(self) -> int:
-        """Chunks that were sent though nobody needed it."""
-        return sum(answer.resent for answer in read_journals(self.system.journals))
+        def look() -> bool:
+            for name in [name for name in pending if self.work.goes_on(name, mark)]:
+                pending.remove(name)
+                if name in names:
+                    self.add_measure(f"{name} again", time.monotonic() - mark.at_s, limit_s)
+            return not pending
+
+        try:
+            self.until(look, "their work", limit_s)
+        except TooLate:
+            raise TooLate(f"{', '.join(pending)} did no work within {limit_s:g} s of the end of the fault") from None
 
     def start_and_measure(self, name: str, flags: Optional[Mapping[str, str]] = None) -> float:
         """Start a service again, and measure how long it takes to be at work."""
@@ -168,7 +162,7 @@ class Trial:
 
     def remember(self, name: str) -> None:
         """Its next life is another one than those that were seen up to now."""
-        self._known[name] = self.lives(name)
+        self.work.remember(name)
 
     def kill(self, name: str) -> None:
         """SIGKILL."""
@@ -197,10 +191,6 @@ class Trial:
         self.kill("learner")
         self.resume_learner(seen)
 
-    def checkpoints(self) -> List[Path]:
-        """Those that are whole, the oldest first."""
-        return sorted(self.system.run_folder.glob("checkpoints/[!.]*.safetensors"))
-
     def _stop(self, *names: str) -> None:
         self.outcome.faults += self.system.stop(*names, timeout_s=STOP_S * self.strain)
 
@@ -216,7 +206,7 @@ class Trial:
             expected: the checkpoint that it must come back from; not given: the newest.
             periods: of checkpoints that may be lost.
         """
-        checkpoint = expected or self.checkpoints()[-1]
+        checkpoint = expected or self.work.checkpoints()[-1]
         age_s = self._died_wall_s["learner"] - checkpoint.stat().st_mtime
         pattern = r"resumed updates=(\d+) lost_updates=(\d+)"
         said_before = len(self.system.logged("learner", pattern))
@@ -231,8 +221,12 @@ class Trial:
             self.fault(f"the learner says that it lost {lost} updates behind {updates}, and {seen} were seen")
         if updates != int(checkpoint.stem):
             self.fault(f"the learner resumes from update {updates}, and not from {checkpoint.name}")
-        if age_s > periods * CHECKPOINT_PERIOD_S + 3.0 * self.strain:  # with what it takes to write one
+        allowed_s = periods * self.system.checkpoint_period_s + WRITING_S * self.strain
+        if age_s > allowed_s:
             self.fault(f"the checkpoint was {age_s:.1f} s old when the learner ended: more is lost than may be")
+        speed = self.observer.watch.fastest_per_s
+        if speed and lost > UNEVEN * speed * allowed_s:
+            self.fault(f"{lost} updates are lost, and at {speed:.0f} a second no more than {allowed_s:.1f} s may be")
 
     def is_refused(self, name: str, *words: str, flags: Optional[Mapping[str, str]] = None) -> None:
         """A start that must end with one sentence that holds `words`, and with exit code 2."""
@@ -263,51 +257,37 @@ class Trial:
         for name in self.system.names:
             self.until(partial(self.is_at_work, name), f"{name} at work")
         self.until(lambda: self.observer.watch.updates >= WARM_UPDATES, f"update {WARM_UPDATES}")
-        self.until(self.checkpoints, "the first checkpoint")
+        self.until(self.work.checkpoints, "the first checkpoint")
         time.sleep(0.5)
         self.note_footprints()
 
-    def note_footprints(self) -> None:
-        """What each process holds now is what it may hold at the end."""
+    def note_footprints(self, slack: proc.Footprint = SLACK) -> None:
+        """What each process holds now is what it, and who takes its place, may hold at the end, and `slack` more."""
+        self._slack = slack
         for name in self.system.names:
-            pid = self.system.pid(name)
-            self._footprints[name] = (pid, proc.footprint(pid))
+            self._footprints[name] = proc.footprint(self.system.pid(name))
 
     def goes_on(self) -> None:
-        """Training goes on, with the experience of every actor."""
-        since_s, updates = time.monotonic(), self._current_updates()
-        self.until(lambda: self._current_updates() >= updates + GO_ON_UPDATES, "further training")
-
-        for name in self.system.names:
-            if role_of(name) == "actor":
-                look = partial(self.was_acknowledged, name, since_s)
-                self.until(look, f"a chunk of {name} that is acknowledged")
-
-    def _current_updates(self) -> int:
-        learner = self.observer.learner
-        return learner.updates if learner else 0
-
-    def reaches_the_bar(self) -> None:
-        """Go on until the task is learned."""
-
-        def best() -> float:
-            return max((evaluation.success_rate for evaluation in self.run_folder.evaluations()), default=-1.0)
-
-        self.until(lambda: best() >= BAR, f"a success of {BAR:.0%}", BAR_PATIENCE_S)
-        self.note(f"success {best():.0%}")
+        """Training goes on, with the work of everybody, until the task is learned."""
+        bar, mark = self.outcome.scenario.bar, self.mark()
+        self.until(lambda: self.work.updates >= mark.updates + GO_ON_UPDATES, "further training", PATIENCE_S)
+        self.works_again(mark, (), PATIENCE_S)
+        self.until(lambda: self.work.best_success(mark) >= bar, f"a success of {bar:.0%}", BAR_PATIENCE_S)
+        if bar > SMALL_BAR:
+            self.note(f"success {self.work.best_success(mark):.0%}")
 
     def check_footprints(self) -> None:
-        """Who lived through it holds no more than before, after a moment in which connections may close."""
+        """Nobody holds more than before, in whatever life, after a moment in which connections may close."""
 
         def grown() -> List[str]:
             found = []
-            for name, (pid, before) in self._footprints.items():
-                if self.system.pid(name) == pid and self.system.is_alive(name):
-                    more = proc.footprint(pid).beyond(before, SLACK)
+            for name, before in self._footprints.items():
+                if self.system.is_alive(name):
+                    more = proc.footprint(self.system.pid(name)).beyond(before, self._slack)
                     found += [f"{name} holds {', '.join(more)}"] if more else []
             return found
 
-        deadline = time.monotonic() + 12.0
+        deadline = time.monotonic() + CLOSING_S
         while grown() and time.monotonic() < deadline:
             time.sleep(0.25)
         self.outcome.faults += grown()
@@ -316,6 +296,8 @@ class Trial:
         """Stop everything in order, and account for every step."""
         if self.strain > 1.2:
             self.note(f"busy machine: limits x {self.strain:.1f}")
+        if not self._footprints:
+            self.fault("what the services hold was never noted: the scenario shows nothing of it")
         others = [name for name in self.system.names if name not in ("replay", "learner")]
         self._stop(*[name for name in others if self.system.is_alive(name)])
         if self.system.is_alive("learner"):
@@ -327,11 +309,17 @@ class Trial:
             self.fault("the replay does not answer at the end")
             return
         self.audit(info)
-        self.outcome.account = account(read_journals(self.system.journals), read_rows(self.system.ring))
-        counted = info.steps.acknowledged - info.steps.reset
+        self._account_for_steps(info.steps)
+
+    def _account_for_steps(self, steps: replay_pb2.StepCounters) -> None:
+        rows = read_rows(self.system.ring)
+        self.outcome.account = account(read_journals(self.system.journals), rows)
+        # A step whose successor is in a damaged chunk is given up with it, though its own row is still there.
+        self.outcome.stranded = min(steps.reset, max(0, rows.without_successor - steps.lost_tail))
+        self.outcome.counted_lost = steps.reset - self.outcome.stranded
+        counted = steps.acknowledged - self.outcome.counted_lost
         if self.outcome.account.present != counted:
             self.fault(f"the replay counts {counted} steps, and {self.outcome.account.present} are there")
-        self.outcome.counted_lost = info.steps.reset
 
     def audit(self, info: ReplayInfo) -> None:
         """As `shoal audit`."""
@@ -340,10 +328,9 @@ class Trial:
     def check_traces(self) -> None:
         """Nothing is left behind, and nobody was taken by surprise."""
         self.outcome.faults += self.observer.watch.faults
-        self.outcome.faults += [
-            text for text in self.system.tracebacks() if text.partition(" ")[0] not in self.tolerated
-        ]
-        versions = [evaluation.version for evaluation in self.run_folder.evaluations()]
+        self.outcome.faults += self.system.tracebacks()
+        self.outcome.faults += push_faults(self.work.pushes())
+        versions = self.work.judged_versions()
         if versions != sorted(set(versions)):
             self.fault("a version was judged twice, or an older one after a newer")
         left = [file.name for file in self.system.run_folder.glob("checkpoints/.*")]

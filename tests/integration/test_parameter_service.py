@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, List
@@ -185,6 +186,20 @@ def test_the_best_is_kept_and_every_evaluation_is_noted(chief: Chief) -> None:
     info = chief.info()
     assert (info.best_version, info.best_success_rate) == (2, 0.75)
     assert (info.evaluated_version, info.success_rate) == (3, 0.25)
+
+
+@pytest.mark.parametrize(("success", "best"), [(0.75, True), (0.25, False)])
+def test_a_report_that_is_sent_again_counts_once_and_has_its_first_answer(
+    chief: Chief, success: float, best: bool
+) -> None:
+    chief.report(chief.publish(1.0), 0.5)
+    published, peer = chief.publish(2.0), Peer(RUN_ID, EVALUATOR, "evaluator", incarnation=7).to_proto()
+    with ThreadPoolExecutor(3) as pool:  # the answer of the first was late
+        answers = list(pool.map(lambda _: chief.report(published, success, peer=peer).best, range(3)))
+    assert answers == [best] * 3
+    assert [evaluation.version for evaluation in chief.folder.evaluations()] == [1, 2]
+    chief.report(published, success, peer=peer, mean_return=-2.0)  # another judgement of the same version
+    assert [evaluation.version for evaluation in chief.folder.evaluations()] == [1, 2, 2]
 
 
 def test_the_best_of_an_earlier_life_counts(chief: Chief, serve: Serve) -> None:

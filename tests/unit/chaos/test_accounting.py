@@ -37,7 +37,10 @@ def rows_of(*chunks: Answer, version: int = 5) -> Rows:
 
 
 def without(rows: Rows, place: int) -> Rows:
-    return Rows(*(np.delete(column, place) for column in (rows.life, rows.step, rows.lane, rows.policy_version)))
+    life, step, lane, version = (
+        np.delete(column, place) for column in (rows.life, rows.step, rows.lane, rows.policy_version)
+    )
+    return Rows(life, step, lane, version)
 
 
 def test_what_is_there_once_is_sound() -> None:

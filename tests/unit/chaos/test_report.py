@@ -8,14 +8,15 @@ from tests.chaos.accounting import Account
 from tests.chaos.catalogue import all_scenarios, choose
 from tests.chaos.report import BEGIN, END, last_line, replace_section, to_markdown
 from tests.chaos.runner import seed_of
-from tests.chaos.scenario import Measure, Outcome, Scenario
+from tests.chaos.scenario import MAX_STRAIN, Measure, Outcome, Scenario
 
 SOUND = Account(acknowledged=1200, present=1200, lost=0, doubled=0, unanswered=0)
 FACTS = {"cpu": "a CPU", "cores": 2, "memory_gib": 8.0, "python": "3.11", "load_before": [0.5]}
 
 
-def outcome(**values: Any) -> Outcome:
-    made = Outcome(Scenario("kill_x", "processes", "kill -9 of x", lambda _trial: None), 1, **values)
+def outcome(*, may_reset: bool = False, **values: Any) -> Outcome:
+    scenario = Scenario("kill_x", "processes", "kill -9 of x", lambda _trial: None, may_reset=may_reset)
+    made = Outcome(scenario, 1, **values)
     made.judge()
     return made
 
@@ -32,7 +33,10 @@ def test_a_sound_outcome_passes() -> None:
         ({"account": Account(0, 0, 0, 0, 0)}, "no step was acknowledged"),
         ({"account": Account(10, 10, 0, 0, 0, ("a fault of the account",))}, "a fault of the account"),
         ({"account": SOUND, "measures": [Measure("x at work", 10.2, 10.0)]}, "x at work took 10.2 s"),
-        ({"account": SOUND, "counted_lost": 5}, "-5 acknowledged steps are lost"),
+        ({"account": Account(10, 5, 5, 0, 0), "counted_lost": 5}, "gave up 5 acknowledged steps"),
+        ({"account": SOUND, "stranded": 3}, "gave up 3 acknowledged steps"),
+        ({"account": SOUND, "late": ["actor-0 did no work within 20 s"]}, "did no work"),
+        ({"account": SOUND, "counted_lost": 5, "may_reset": True}, "-5 acknowledged steps are lost"),
         ({}, "not accounted for"),
     ],
 )
@@ -40,6 +44,25 @@ def test_each_fault_fails_it(values: Any, words: str) -> None:
     failed = outcome(**values)
     assert failed.verdict == "FAILED"
     assert any(words in fault for fault in failed.faults)
+
+
+LATE = Measure("x at work", 31.0, 30.0)
+
+
+@pytest.mark.parametrize("values", [{"account": SOUND, "measures": [LATE]}, {"late": ["training did not go on"]}])
+def test_what_is_late_on_a_machine_that_is_much_too_busy_shows_nothing(values: Any) -> None:
+    assert outcome(strain=MAX_STRAIN, **values).verdict == "FAILED"
+    busy = outcome(strain=MAX_STRAIN + 0.1, **values)
+    assert busy.verdict == "NOT TESTED"
+    assert "too slow" in busy.not_tested
+
+
+def test_a_busy_machine_excuses_no_step() -> None:
+    lost = Account(acknowledged=1200, present=1190, lost=10, doubled=0, unanswered=0)
+    failed = outcome(strain=9.0, account=lost, measures=[LATE])
+    assert failed.verdict == "FAILED"
+    assert failed.faults == ["10 acknowledged steps are lost"]
+    assert outcome(strain=9.0, account=SOUND).verdict == "passed"
 
 
 def test_the_last_line_counts_what_was_not_tested_too() -> None:
@@ -52,7 +75,7 @@ def test_the_table_has_a_row_for_each_and_tells_what_failed() -> None:
     lost = Account(acknowledged=1200, present=1190, lost=10, doubled=0, unanswered=0)
     outcomes = [
         outcome(account=SOUND, measures=[Measure("replay at work", 1.25, 3.0)], lost_updates=17, notes=["twice"]),
-        outcome(account=lost, counted_lost=10),
+        outcome(account=lost, counted_lost=10, may_reset=True),
         outcome(not_tested="no cgroup"),
         outcome(account=lost),
     ]
@@ -80,6 +103,21 @@ def test_names_are_unique_and_each_kind_has_a_quick_one() -> None:
     assert len(set(names)) == len(names)
     assert {s.kind for s in choose(scenarios, None, quick=True)} == {s.kind for s in scenarios}
     assert [s.name for s in choose(scenarios, ["kill_all"], quick=True)] == ["kill_all"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["kill_replay", "freeze_replay", "replace_frozen_actor", "half_open", "slow_link", "wrong_token", "combination_1"],
+)
+def test_the_quick_choice_holds_what_hurt_others_most(name: str) -> None:
+    assert name in {scenario.name for scenario in choose(all_scenarios(quick=True), None, quick=True)}
+
+
+def test_only_a_crash_of_the_machine_may_cost_steps_and_only_combinations_need_nine_in_ten() -> None:
+    scenarios = all_scenarios()
+    assert [scenario.name for scenario in scenarios if scenario.may_reset] == ["damaged_after_a_crash"]
+    assert {scenario.kind for scenario in scenarios if scenario.bar >= 0.9} == {"combinations"}
+    assert all(scenario.bar > 0 for scenario in scenarios)
 
 
 def test_a_scenario_has_its_own_seed_whichever_others_run() -> None:

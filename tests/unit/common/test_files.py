@@ -2,14 +2,17 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import subprocess
+import threading
 from pathlib import Path
 from typing import Any, Iterator, List
 
 import pytest
 
+from services.common import files
 from services.common.errors import EXIT_CRASH, UserError
-from services.common.files import cannot_write, storage_error, write_atomically
+from services.common.files import cannot_write, storage_error, with_a_descriptor, write_atomically
 
 
 def test_a_file_is_written_whole_into_a_folder_that_is_made(tmp_path: Path) -> None:
@@ -75,6 +78,7 @@ def test_the_advice_is_for_the_reason(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "fsync", fail)
+    monkeypatch.setattr(files, "DESCRIPTOR_WAIT_S", 0.0)
     with pytest.raises(UserError) as caught:
         write_atomically(tmp_path / "x", b"new")
     assert str(caught.value) == f"cannot write {str(tmp_path / 'x')!r}: {os.strerror(number)}; {advice}"
@@ -111,3 +115,32 @@ def test_too_many_open_files_are_no_mistake_in_the_run_file(number: int) -> None
         assert "too many files are open: raise its limit" in str(found)
         assert "folder" not in str(found)
         assert found.exit_code == EXIT_CRASH  # supervision starts it again
+
+
+def test_a_process_without_a_free_descriptor_waits_for_one(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.open(os.devnull, os.O_RDONLY)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, before[1]))
+    freed = threading.Timer(0.4, lambda: resource.setrlimit(resource.RLIMIT_NOFILE, before))
+    freed.start()
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            os.open(os.devnull, os.O_RDONLY)
+        write_atomically(tmp_path / "x", b"new")
+    finally:
+        freed.join()
+    assert (tmp_path / "x").read_bytes() == b"new"
+    assert [its.name for its in tmp_path.iterdir()] == ["x"]
+
+
+def test_no_other_error_is_waited_out() -> None:
+    tries = []
+
+    def fail() -> None:
+        tries.append(1)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(OSError, match="No space"):
+        with_a_descriptor(fail)
+    assert len(tries) == 1
