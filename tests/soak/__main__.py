@@ -28,7 +28,7 @@ from bench.replay.shoal_server import ShoalServer
 from bench.replay.workload import Workload
 from tests.e2e.launcher import Launcher
 from tests.soak.aged import BOUNDS, Age, age_before, faults_of, make_ring
-from tests.soak.latencies import Verdict, Windows, is_noisy, judge, measure
+from tests.soak.latencies import Verdict, Windows, is_settled, judge, measure
 from tests.soak.readings import Series
 from tests.soak.traffic import FullSpeed, Traffic
 
@@ -36,7 +36,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CAPACITY = 4096  # rows of the replay alone
 RUN_CAPACITY = 640  # of the whole run
 READINGS = 60  # of each process
-ROUNDS, MAX_ROUNDS = 12, 36  # of windows: more while alike windows differ by too much
+ROUNDS, MAX_ROUNDS = 12, 36  # of windows: more while it is not clear that nothing is wrong
 START_S = 120.0
 PARTS = (*BOUNDS, "run")
 LOAD = Workload("soak", (16,), "float32", CAPACITY, 1024)
@@ -128,7 +128,7 @@ def compare(folder: Path, old: Traffic, window_s: float) -> Verdict:
         measure(fresh, window_s)
         measure(old, window_s)
         number = 0
-        while number < ROUNDS or (number < MAX_ROUNDS and is_noisy(windows)):
+        while number < ROUNDS or (number < MAX_ROUNDS and not is_settled(windows)):
             order = [("old", old), ("fresh", fresh)]
             for name, traffic in order if number % 2 else order[::-1]:
                 windows[name].append(measure(traffic, window_s))

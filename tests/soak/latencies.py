@@ -16,6 +16,7 @@ from tests.soak.traffic import FullSpeed, Traffic
 
 P50_BOUND, P99_BOUND = 1.10, 1.5  # of a replay that ran for long, over one that has just begun
 CALLS = ("insert", "sample")
+RESAMPLES = 1000
 
 
 @dataclass
@@ -69,19 +70,29 @@ def judge(windows: Windows) -> Verdict:
     return verdict
 
 
-def is_noisy(windows: Windows) -> bool:
-    """Whether some quantile cannot be judged yet."""
-    bounds = ((0.5, P50_BOUND), (0.99, P99_BOUND))
-    return any(noise_of(windows["fresh"], name, share) > bound for name in CALLS for share, bound in bounds)
+def is_settled(windows: Windows) -> bool:
+    """Whether nothing speaks against the old replay and everything could be judged: no more windows are needed."""
+    verdict = judge(windows)
+    return not verdict.faults and not verdict.not_tested
 
 
 def noise_of(fresh: List[Window], name: str, share: float) -> float:
-    """By which factor a quantile differs between every other window of the same replay: what the machine does to it."""
-    one, other = quantile(fresh[::2], name, share), quantile(fresh[1::2], name, share)
-    return max(one / other, other / one)
+    """By which factor a quantile differs between windows of the same replay by chance: what the machine does to it.
+
+    The factor that one of twenty pairs of random choices among the windows passes (bootstrap).
+    """
+    each = _of_each(fresh, name, share)
+    picked = np.random.default_rng(0).integers(0, len(each), (2, RESAMPLES, len(each)))
+    one, other = np.median(each[picked], axis=-1)
+    return float(np.quantile(np.maximum(one / other, other / one), 0.95))
 
 
 def quantile(windows: List[Window], name: str, share: float) -> float:
     """Median over the windows of a quantile of each, seconds: a neighbour's burst hits some windows, not most."""
-    each: List[npt.NDArray[np.float64]] = [np.array(getattr(window, name)) for window in windows]
-    return float(np.median([np.quantile(values, share) for values in each if len(values)]))
+    return float(np.median(_of_each(windows, name, share)))
+
+
+def _of_each(windows: List[Window], name: str, share: float) -> npt.NDArray[np.float64]:
+    """<float64>[windows], seconds."""
+    calls: List[npt.NDArray[np.float64]] = [np.array(getattr(window, name)) for window in windows]
+    return np.array([np.quantile(values, share) for values in calls if len(values)])

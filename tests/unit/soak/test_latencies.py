@@ -5,7 +5,7 @@ from typing import List
 import numpy as np
 import pytest
 
-from tests.soak.latencies import Window, Windows, is_noisy, judge, measure, noise_of
+from tests.soak.latencies import Window, Windows, is_settled, judge, measure, noise_of
 
 ROUNDS, CALLS = 12, 400
 
@@ -25,11 +25,13 @@ def test_alike_replays_have_no_fault() -> None:
     verdict = judge({"fresh": _windows(), "old": _windows(seed=1)})
     assert (verdict.faults, verdict.not_tested) == ([], [])
     assert len(verdict.rows) == 5
+    assert is_settled({"fresh": _windows(), "old": _windows(seed=1)})
 
 
 def test_an_old_replay_that_got_slower_is_a_fault() -> None:
     verdict = judge({"fresh": _windows(), "old": _windows(1.3, seed=1)})
     assert {fault[:10] for fault in verdict.faults} == {"insert p50", "sample p50"}
+    assert not is_settled({"fresh": _windows(), "old": _windows(1.3, seed=1)})
 
 
 def test_an_old_replay_with_a_longer_tail_is_a_fault() -> None:
@@ -51,7 +53,7 @@ def test_what_a_noisy_machine_hides_is_not_tested_and_what_it_cannot_hide_is_a_f
     for window in fresh[::2]:
         window.insert = [1.4 * took for took in window.insert]
     hidden = judge({"fresh": fresh, "old": _windows(1.2, seed=1)})
-    assert is_noisy({"fresh": fresh})
+    assert not is_settled({"fresh": fresh, "old": fresh})
     assert [line[:10] for line in hidden.not_tested] == ["insert p50"]
     assert all(not fault.startswith("insert") for fault in hidden.faults)
     seen = judge({"fresh": fresh, "old": _windows(3.0, seed=1)})
