@@ -26,7 +26,7 @@ AT_WORK = {
     "actor-0": "shoal_actor_sent_steps_total",
 }
 RESIDENT = "process_resident_memory_bytes"
-MOST_BYTES = 64 << 20  # that a process may take for the strangers at one of its ports
+MOST_BYTES = 128 << 20  # that a process may take for the strangers at one of its ports
 
 
 def _harass(address: str, path: str) -> List[socket.socket]:

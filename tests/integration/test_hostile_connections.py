@@ -105,7 +105,7 @@ def test_answers_that_nobody_takes_are_bounded_and_given_up(
         unread = Unread(attacked, how, num_connections=3, num_calls=128)
         attacked.check_served()
     assert attacked.rejected("crowded") > 50, "so many that fit were no attack"
-    assert peak.grown_bytes < 224 << 20  # a budget of 32 MiB, and what eight threads work on; else twice as much
+    assert peak.grown_bytes < 320 << 20  # 32 MiB and copies, and what eight threads work on; unbounded 507 and 4,555
     eventually(lambda: attacked.rejected("untaken") > 3)
     eventually(lambda: gate.held_bytes == (0, 0))
     attacked.check_served()
