@@ -150,9 +150,11 @@ SAFE = Row(
         Number(
             title="Rejected calls",
             alerts=("ShoalCallsRejected",),
-            shows="Calls that replay and learner rejected for their token, within the time shown.",
+            shows="Calls that replay and learner rejected at the door, for their token or their messages, within the "
+            "time shown.",
             good="0.",
-            otherwise="a peer with no token, a wrong one, or one of another role: its log says so.",
+            otherwise="a peer with no token, a wrong one, or one of another role: its log says so. Or messages that "
+            "are none, come too slowly, or are too many at once: the alert's entry in the runbook has each reason.",
             queries=(
                 Query(
                     'sum(increase({__name__=~"shoal_(replay|learner)_rejected_calls_total", run="$run"}[$__range])) '
