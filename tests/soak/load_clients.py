@@ -61,6 +61,7 @@ class LightActor(threading.Thread):
             else:
                 self.result["held"] += 1
                 time.sleep(response.retry_after_seconds)
+                continue  # as an actor does: who came once a period would find a place by when in it, not by its turn
             time.sleep(max(0.0, self._period_s - (time.monotonic() - began_s)))
         channel.close()
 

@@ -14,8 +14,11 @@ ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = ROOT / "deploy" / "make" / "audit_dependencies.sh"
 LOCKED = sorted(file.name for file in (ROOT / "deploy" / "constraints").glob("image-*.txt"))
 
-# Knows the arguments that pip-audit has, and answers by what it is asked about.
-STAND_IN = f"""#!{sys.executable}
+# Knows the arguments that pip-audit has, and answers by what it is asked about. Begun by a shell, as pip's own scripts
+# are, since a path with a space cannot stand in the first line.
+STAND_IN = f"""#!/bin/sh
+'''exec' "{sys.executable}" "$0" "$@"
+' '''
 import argparse, pathlib, sys
 parser = argparse.ArgumentParser()
 parser.add_argument("--path")
