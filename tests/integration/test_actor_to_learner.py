@@ -284,9 +284,8 @@ def test_a_finished_run_trains_no_further(run: Run) -> None:
         np.testing.assert_array_equal(again.state[name], tensor, err_msg=name)
 
 
-def test_a_stop_in_the_middle_keeps_what_was_learned(run: Run, eventually: Eventually) -> None:
-    run.fill()
-    life = Lifecycle()
+def _train_until_stopped(run: Run, life: Lifecycle, eventually: Eventually, **changes: Any) -> Any:
+    """Train without end, and stop when there is a first checkpoint; returns the newest."""
     checkpoints = run.tmp_path / RUN_ID / "checkpoints"
 
     def stop_soon() -> None:
@@ -295,8 +294,14 @@ def test_a_stop_in_the_middle_keeps_what_was_learned(run: Run, eventually: Event
 
     stopper = threading.Thread(target=stop_soon)
     stopper.start()
-    checkpoint = run.train(life, **{"learner.max_updates": 10**6})
+    checkpoint = run.train(life, **{"learner.max_updates": 10**6, **changes})
     stopper.join(10)
+    return checkpoint
+
+
+def test_a_stop_in_the_middle_keeps_what_was_learned(run: Run, eventually: Eventually) -> None:
+    run.fill()
+    checkpoint = _train_until_stopped(run, Lifecycle(), eventually)
     updates = checkpoint.progress.updates
     assert 0 < updates < 10**6
     assert not checkpoint.progress.is_finished
@@ -310,17 +315,7 @@ def test_a_stop_in_which_the_replay_refuses_all_keeps_what_was_learned(run: Run,
     run.fill()
     life = Lifecycle()
     life.on_stop(lambda: setattr(run.servicer, "_run_id", "another"))
-    checkpoints = run.tmp_path / RUN_ID / "checkpoints"
-
-    def stop_soon() -> None:
-        eventually(lambda: list(checkpoints.glob("*.safetensors")))
-        life.stop("SIGTERM")
-
-    stopper = threading.Thread(target=stop_soon)
-    stopper.start()
-    changes = {"learner.max_updates": 10**6, "learner.checkpoint_period_s": 1}
-    checkpoint = run.train(life, **changes)
-    stopper.join(10)
+    checkpoint = _train_until_stopped(run, life, eventually, **{"learner.checkpoint_period_s": 1})
     assert run.log.events("warning")[-1] == "the last priorities were not delivered"
     (updates,) = [values["updates"] for _, event, values in run.log.lines if event == "training stops early"]
     assert checkpoint.progress.updates == updates  # it is the one of the end
