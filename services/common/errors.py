@@ -12,12 +12,14 @@ class UserError(Exception):
     """Something that the user wrote or set up is wrong; the message says what, where, and what to do."""
 
     exit_code: int = EXIT_USER
+    is_refusal = False  # of a peer: in a stop that was asked for, it is nobody's to mend
 
 
 class Fenced(UserError):
     """Another, newer life of this process has taken its place: this one ends and is not restarted."""
 
     exit_code = EXIT_FENCED
+    is_refusal = True
 
 
 class Crash(Exception):

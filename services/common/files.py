@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fnmatch
 import os
 import stat
 import time
 from pathlib import Path
-from typing import Callable, TypeVar
+from typing import Callable, List, TypeVar
 
 from services.common.errors import EXIT_CRASH, UserError
 
 FILE_MODE = 0o640  # the group of the services may read
-# Descriptors that callers hold come back within seconds; a stop must not wait longer.
+# Descriptors that callers hold come back within seconds. Shorter than a stop may take.
 DESCRIPTOR_WAIT_S, LOOK_S = 8.0, 0.1
 
 Made = TypeVar("Made")
@@ -77,6 +78,27 @@ def with_a_descriptor(action: Callable[[], Made]) -> Made:
             if error.errno not in (errno.EMFILE, errno.ENFILE) or time.monotonic() > deadline:
                 raise
         time.sleep(LOOK_S)
+
+
+def files_in(folder: Path, *patterns: str) -> List[Path]:
+    """Files of `folder` whose names match any of `patterns`, sorted; none where there is no folder.
+
+    `Path.glob` would take a folder that cannot be opened for an empty one, on newer Pythons.
+
+    Raises:
+        UserError: it cannot be looked into, or there was no free descriptor for it in time.
+    """
+    try:
+        found = with_a_descriptor(lambda: list(folder.iterdir()))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise OutOfDescriptors(f"cannot look into {str(folder)!r}: too many files are open") from None
+        raise UserError(
+            f"cannot look into {str(folder)!r}: {error.strerror}; make the folder readable for this user"
+        ) from None
+    return sorted(file for file in found if any(fnmatch.fnmatchcase(file.name, pattern) for pattern in patterns))
 
 
 def _make(file: Path, write: Callable[[Path], object], mode: int) -> None:

@@ -12,6 +12,8 @@ import threading
 import time
 from typing import Any, Callable, List, Mapping, Optional
 
+from services.common.errors import UserError
+
 LIFELINE_VARIABLE = "_SHOAL_LIFELINE"  # file descriptor of the read end of the launcher's pipe
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 STOP_BUDGET_S = 9.5  # a stop that takes longer is a hang: the process says where and ends
@@ -101,9 +103,10 @@ class Lifecycle:
         return thread
 
     def fail(self, error: BaseException, reason: str = "") -> None:
-        """Stop the process because of `error`, which `check` raises; the first one is kept."""
+        """Stop the process because of `error`, which `check` raises; the first is kept, but refusals give way."""
         with self._lock:
-            self._failure = self._failure or error
+            if self._failure is None or (_is_refusal(self._failure) and not _is_refusal(error)):
+                self._failure = error
         self.stop(reason or str(error))
 
     def check(self) -> None:
@@ -129,6 +132,10 @@ class Lifecycle:
             while os.read(descriptor, 64):
                 pass
         self.stop("the launcher is gone", asked=True)
+
+
+def _is_refusal(error: BaseException) -> bool:
+    return isinstance(error, UserError) and error.is_refusal
 
 
 def _end_hang() -> None:

@@ -84,6 +84,8 @@ class Stopped(Exception):
 class Refused(UserError):
     """The peer understood the call and will not do it; the message is its reason."""
 
+    is_refusal = True
+
 
 class TokenRefused(Refused):
     """The peer does not know this process's token, or wants one."""

@@ -14,10 +14,10 @@ from typing import Callable, Dict, List, Mapping, NoReturn, Optional, Sequence
 
 from services.common.config.load import load
 from services.common.config.run import RunConfig
-from services.common.errors import EXIT_CRASH, EXIT_OK, Crash, Fenced, UserError
+from services.common.errors import EXIT_CRASH, EXIT_OK, Crash, UserError
 from services.common.lifecycle import Lifecycle
 from services.common.log import Log, make_log
-from services.common.rpc import Refused, Stopped
+from services.common.rpc import Stopped
 
 Run = Callable[[RunConfig, Lifecycle, Log], None]
 
@@ -113,9 +113,12 @@ def _live(run: Run, config: RunConfig, lifecycle: Lifecycle, log: Log) -> None:
     try:
         with contextlib.suppress(Stopped):
             run(config, lifecycle, log)
+    except UserError as error:
+        lifecycle.fail(error)  # a thread may have failed with something graver
+    try:
         lifecycle.check()
-    except (Fenced, Refused) as error:
-        if not lifecycle.was_asked:
+    except UserError as error:
+        if not (lifecycle.was_asked and error.is_refusal):
             raise
         log.warning("a last call was refused", reason=str(error))
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.common.errors import UserError
-from services.common.files import with_a_descriptor
+from services.common.files import files_in
 from services.common.log import Log
 from services.common.run_folder import Progress
 from services.common.schema import Schema
@@ -108,12 +108,11 @@ class CheckpointFolder:
 
     def _remove_unfinished(self) -> None:
         """Free the space of files that a life was killed over: nobody else writes here."""
-        for pattern in (f".*{SUFFIX}.*", ".tmp*"):  # ours, and those of the library that writes them
-            for file in self._folder.glob(pattern):
-                file.unlink()
+        for file in files_in(self._folder, f".*{SUFFIX}.*", ".tmp*"):  # ours, and those of the library that writes them
+            file.unlink()
 
     def _files(self) -> List[Path]:
-        return with_a_descriptor(lambda: sorted(self._folder.glob(f"[!.]*{SUFFIX}")))
+        return files_in(self._folder, f"[!.]*{SUFFIX}")
 
     def _best_of(self, files: List[Path]) -> List[Path]:
         """The checkpoint of the best version among `files`, or none."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Callable, List, NamedTuple
 
 from services.common.errors import EXIT_CRASH, UserError
-from services.common.files import storage_error, sync_folder
+from services.common.files import files_in, storage_error, sync_folder
 from services.common.ring_layout import FILE_MODE
 
 SEGMENT_BYTES = 1 << 20
@@ -38,8 +38,7 @@ class Segment(NamedTuple):
 
 def segments_in(folder: Path) -> List[Segment]:
     """The segments of a log, the oldest first."""
-    files = sorted(folder.glob("*.log"))
-    return [Segment(int(file.stem), file) for file in files if file.stem.isdigit()]
+    return [Segment(int(file.stem), file) for file in files_in(folder, "*.log") if file.stem.isdigit()]
 
 
 class ChunkLog:
@@ -119,17 +118,21 @@ class ChunkLog:
         """
         file = self._segments[-1].file
         aside = file.with_suffix(ASIDE_SUFFIX)
-        with contextlib.suppress(FileNotFoundError):
-            aside.unlink()
+        need = "the chunk log begins this segment anew"
+        try:
+            with contextlib.suppress(FileNotFoundError):  # what is left of an earlier life
+                aside.unlink()
+        except OSError as error:
+            raise storage_error(aside, error, need) from None
         descriptor = self._create(aside, records)
         try:
             os.fsync(descriptor)
             aside.replace(file)
         except OSError as error:
             os.close(descriptor)
-            raise storage_error(file, error, "the chunk log begins this segment anew") from None
+            raise storage_error(file, error, need) from None
         self._go_on_in(descriptor, len(records))
-        with contextlib.suppress(OSError):  # then a crash of the machine leaves the old one, which says as much
+        with contextlib.suppress(OSError):  # until `flush` does it, a crash of the machine may cost what follows
             sync_folder(self._folder)
 
     def _create(self, file: Path, records: bytes) -> int:
@@ -180,6 +183,7 @@ class ChunkLog:
                     os.fsync(descriptor)
                 finally:
                     os.close(descriptor)
+        sync_folder(self._folder)
 
     def copy_into(self, folder: Path) -> Callable[[], int]:
         """Hold the log as it is now; the call of what is returned writes it to `folder` and says how many bytes."""

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.common.chunk import ActorCounters
+from services.common.files import files_in
 from services.common.ring_layout import damaged
 from services.replay import records
 from services.replay.admission import ActorRecord, Admission, LaneGroup, settled_steps
@@ -95,7 +96,7 @@ def read_history(folder: Path, n_step: int, now_s: float, *, strict: bool) -> Hi
     """
     segments = segments_in(folder)
     parsed = [_parsed(segment) for segment in segments]
-    leftovers = list(folder.glob(f"*{ASIDE_SUFFIX}"))
+    leftovers = files_in(folder, f"*{ASIDE_SUFFIX}")
     if len(segments) > 1 and not parsed[-1].records:
         leftovers.append(segments.pop().file)
         parsed.pop()

@@ -13,7 +13,7 @@ from typing import Any, Deque, Dict, List, Optional
 
 import grpc
 
-from services.common.service import main
+from services.common.service import end_process, main
 from services.learner.__main__ import name_of, run
 from shoal.v1 import gradients_pb2, gradients_pb2_grpc
 from tests.chaos.pushes import FOLDER, RESENDS, PushAnswer, PushWriter
@@ -92,4 +92,4 @@ def keep_journal(folder: Path, resends: float) -> None:
 
 if __name__ == "__main__":
     keep_journal(Path(os.environ[FOLDER]), float(os.environ[RESENDS]))
-    sys.exit(main("learner", run, sys.argv[1:], short_flags={"--chief": "--helper.chief"}, name_of=name_of))
+    end_process(main("learner", run, sys.argv[1:], short_flags={"--chief": "--helper.chief"}, name_of=name_of))

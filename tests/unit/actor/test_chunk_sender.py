@@ -357,8 +357,14 @@ def test_a_stop_while_the_replay_refuses_the_token_drops_what_is_left_and_says_w
 
 
 def test_a_token_that_is_replaced_within_the_stop_saves_what_is_left(
-    make_sender: Any, replay: Replay, serve: Serve, lifecycle: Lifecycle, eventually: Eventually
+    make_sender: Any,
+    replay: Replay,
+    serve: Serve,
+    lifecycle: Lifecycle,
+    eventually: Eventually,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(chunk_sender, "FLUSH_BUDGET_S", 20.0)  # on a slow machine too
     replay.refusal = grpc.StatusCode.UNAUTHENTICATED
     sender = make_sender(serve(ADD, replay))
     sender.put(_chunk(0))

@@ -12,7 +12,7 @@ import pytest
 
 from services.common import files
 from services.common.errors import EXIT_CRASH, UserError
-from services.common.files import cannot_write, storage_error, with_a_descriptor, write_atomically
+from services.common.files import cannot_write, files_in, storage_error, with_a_descriptor, write_atomically
 
 
 def test_a_file_is_written_whole_into_a_folder_that_is_made(tmp_path: Path) -> None:
@@ -123,10 +123,13 @@ def test_a_process_without_a_free_descriptor_waits_for_one(tmp_path: Path) -> No
     os.close(lowest)
     resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, before[1]))
     freed = threading.Timer(0.4, lambda: resource.setrlimit(resource.RLIMIT_NOFILE, before))
-    freed.start()
     try:
         with pytest.raises(OSError, match="Too many open files"):
             os.open(os.devnull, os.O_RDONLY)
+    finally:
+        freed.start()
+    try:
+        assert files_in(tmp_path, "*") == []
         write_atomically(tmp_path / "x", b"new")
     finally:
         freed.join()
@@ -144,3 +147,25 @@ def test_no_other_error_is_waited_out() -> None:
     with pytest.raises(OSError, match="No space"):
         with_a_descriptor(fail)
     assert len(tries) == 1
+
+
+def test_files_are_listed_by_patterns_in_order(tmp_path: Path) -> None:
+    for name in ("b.log", "a.log", ".a.log.7", "c.txt"):
+        (tmp_path / name).touch()
+    assert [file.name for file in files_in(tmp_path, "*.log")] == ["a.log", "b.log"]
+    assert [file.name for file in files_in(tmp_path, "[!.]*.txt", ".*.log.*")] == [".a.log.7", "c.txt"]
+    assert files_in(tmp_path / "missing", "*") == []
+
+
+def test_a_folder_that_cannot_be_looked_into_is_not_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "DESCRIPTOR_WAIT_S", 0.0)
+    for number, sentence in ((errno.EMFILE, "too many files are open"), (errno.EACCES, "make the folder readable")):
+
+        def fail(_folder: Path, number: int = number) -> List[Path]:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(Path, "iterdir", fail)
+        with pytest.raises(UserError, match=f"cannot look into .*{sentence}"):
+            files_in(tmp_path, "*")

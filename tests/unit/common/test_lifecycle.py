@@ -10,7 +10,9 @@ from typing import Any, List
 import pytest
 
 from services.common import lifecycle
+from services.common.errors import Fenced, UserError
 from services.common.lifecycle import LIFELINE_VARIABLE, STOP_BUDGET_S, Lifecycle
+from services.common.rpc import Refused, TokenRefused
 
 # Says `ready`, waits for the stop, says why it came; `hang` never ends by itself.
 PROCESS = """
@@ -116,6 +118,17 @@ def test_a_failed_thread_stops_the_process_and_is_heard() -> None:
         life.check()
     with pytest.raises(ZeroDivisionError, match="here"):
         life.join()
+
+
+@pytest.mark.parametrize("refusal", [Refused("no"), TokenRefused("no"), Fenced("no")])
+def test_a_refusal_hides_no_other_failure(refusal: UserError) -> None:
+    life = Lifecycle()
+    life.fail(refusal)
+    life.fail(UserError("the disk is full"))
+    life.fail(refusal)
+    life.fail(ValueError("third"))
+    with pytest.raises(UserError, match="the disk is full"):
+        life.check()
 
 
 def test_the_first_failure_is_the_one_that_is_heard() -> None:

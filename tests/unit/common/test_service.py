@@ -47,6 +47,10 @@ def run(config, lifecycle, log):
         if how == "in a stop, fenced in a thread":
             def fail(): raise Fenced("heard from a thread")
             lifecycle.spawn("worker", fail).join()
+        if how == "in a stop, refused after a crash in a thread":
+            def fail(): raise Crash("the last checkpoint is not written")
+            lifecycle.spawn("worker", fail).join()
+            raise Refused("the token was withdrawn")
         if how == "in a stop, the disk is full": raise UserError("no space is left")
     if how == "exit functions":
         import atexit, multiprocessing, tempfile, threading
@@ -84,6 +88,7 @@ def _run(how: str, *arguments: str) -> Any:
         ("in a stop", 0, ""),
         ("in a stop, refused", 0, ""),
         ("in a stop, fenced in a thread", 0, ""),
+        ("in a stop, refused after a crash in a thread", 1, "shoal demo: the last checkpoint is not written"),
         ("in a stop, the disk is full", 2, "shoal demo: no space is left"),
     ],
 )

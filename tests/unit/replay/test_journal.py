@@ -377,6 +377,17 @@ def test_windows_closed_while_no_rows_came_stay_closed(make_durable: Any, feed: 
     assert _state(durable.reopen()) == before
 
 
+def test_a_gap_that_a_chunk_without_rows_told_stays_one(make_durable: Any, feed: Any, make_chunk: Any) -> None:
+    durable = make_durable()
+    feed(durable.table, 1)
+    durable.table._journal.roll()
+    durable.table.insert("a", 1, make_chunk(T=0, sequence=1, first_step=9), max_wait_s=0.0)
+    assert durable.table.store.counters.lost_tail == 2
+    durable.table._journal.roll()
+    before = _state(durable.table)
+    assert _state(durable.reopen()) == before
+
+
 @pytest.mark.parametrize("stage", ["os.pwrite", "os.fsync", "Path.replace", "sync_folder"])
 def test_a_death_while_a_segment_is_begun_anew_loses_nothing(
     stage: str, make_durable: Any, feed: Any, make_chunk: Any, monkeypatch: pytest.MonkeyPatch
