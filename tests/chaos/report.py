@@ -26,7 +26,7 @@ def _row(outcome: Outcome) -> List[str]:
     recovery = "<br>".join(f"{m.what} {m.seconds:.1f} s" for m in outcome.measures) or "-"
     text = outcome.scenario.text + (f" ({'; '.join(outcome.notes)})" if outcome.notes else "")
     cells = [f"`{outcome.scenario.name}`", text, recovery]
-    cells.append("-" if outcome.lost_updates is None else str(outcome.lost_updates))
+    cells.append("-" if outcome.lost_updates is None else f"{outcome.lost_updates:,}")
     if outcome.account is None:
         return [*cells, "-", "-", "-", outcome.verdict]
     lost = str(outcome.account.lost - outcome.counted_lost)
