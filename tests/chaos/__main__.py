@@ -42,6 +42,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         return 0
     try:
         chosen = choose(scenarios, options.only, quick=options.quick)
+        if options.docs is not None:
+            check_page(options.docs)
     except UserError as error:
         print(f"chaos: {error}", file=sys.stderr)
         return EXIT_USER
@@ -70,6 +72,18 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     print(f"seed {seed}, {minutes:.1f} minutes")
     print(last_line(outcomes))
     return 1 if any(outcome.verdict == "FAILED" for outcome in outcomes) else 0
+
+
+def check_page(file: Path) -> None:
+    """Refuse a page that the table could not be written to, before anything runs.
+
+    Raises:
+        UserError: it cannot be read, or has no place for the table.
+    """
+    try:
+        replace_section(file.read_text(encoding="utf-8"), "")
+    except (OSError, ValueError) as error:
+        raise UserError(f"--docs {str(file)!r} cannot take the table: {error}") from None
 
 
 if __name__ == "__main__":

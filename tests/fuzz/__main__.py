@@ -14,6 +14,7 @@ import warnings
 from importlib.util import find_spec
 from typing import List
 
+from tests.arguments import positive
 from tests.fuzz.attempt import attempt
 from tests.fuzz.corpus_files import inputs_of
 from tests.fuzz.mutation import mutate
@@ -22,7 +23,7 @@ from tests.fuzz.targets import TARGETS
 
 def main(arguments: List[str]) -> int:
     parser = argparse.ArgumentParser(prog="make fuzz", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=2.0, help="of all targets together")
+    parser.add_argument("--minutes", type=positive, default=2.0, help="of all targets together")
     parser.add_argument("--target", choices=sorted(TARGETS), action="append", help="this one alone; may be repeated")
     parser.add_argument("--seed", type=int, default=0, help="another one tries other changes; 0: a random one")
     parser.add_argument("--engine", choices=("changes", "atheris"), default="changes")

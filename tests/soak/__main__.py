@@ -26,6 +26,7 @@ import numpy as np
 
 from bench.replay.shoal_server import ShoalServer
 from bench.replay.workload import Workload
+from tests.arguments import positive, positive_count
 from tests.e2e.launcher import Launcher
 from tests.soak.aged import BOUNDS, Age, age_before, faults_of, make_ring
 from tests.soak.latencies import Verdict, Windows, is_settled, judge, measure
@@ -46,10 +47,12 @@ def main(arguments: List[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="make soak", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--minutes", type=float, default=10.0, help="of full speed, all parts together")
-    parser.add_argument("--hours", type=float, default=0.0, help="the same in hours")
+    parser.add_argument("--minutes", type=positive, default=10.0, help="of full speed, all parts together")
+    parser.add_argument("--hours", type=positive, default=0.0, help="the same in hours")
     parser.add_argument("--quick", action="store_true", help="about a minute and a half")
-    parser.add_argument("--wraps", type=int, default=50, help="how often the ring must have been overwritten")
+    parser.add_argument(
+        "--wraps", type=positive_count, default=50, help="how often the ring must have been overwritten"
+    )
     parser.add_argument("--only", choices=PARTS, help="one part alone")
     options = parser.parse_args(arguments)
     seconds = 60.0 if options.quick else 3600 * options.hours or 60 * options.minutes

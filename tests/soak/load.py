@@ -21,6 +21,7 @@ import numpy.typing as npt
 from bench.replay.shoal_server import ShoalServer
 from bench.replay.workload import Workload
 from services.common.rpc import Refused, Unavailable
+from tests.arguments import positive, positive_count
 from tests.soak.draws import Draws
 from tests.soak.readings import MIB, Series
 from tests.soak.traffic import Traffic
@@ -46,9 +47,9 @@ class Outcome:
 
 def main(arguments: List[str]) -> int:
     parser = argparse.ArgumentParser(prog="make load", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each load")
-    parser.add_argument("--actors", type=int, nargs="+", default=[64, 256])
-    parser.add_argument("--period", type=float, default=1.0, help="seconds between two chunks of an actor, at least")
+    parser.add_argument("--seconds", type=positive, default=20.0, help="of each load")
+    parser.add_argument("--actors", type=positive_count, nargs="+", default=[64, 256])
+    parser.add_argument("--period", type=positive, default=1.0, help="seconds between two chunks of an actor, at least")
     options = parser.parse_args(arguments)
     print(HEADER)
     faults: List[str] = []
