@@ -9,7 +9,7 @@ from services.common.chunk import VALID, Chunk
 from services.replay import observation_moments
 from services.replay.items import StepOutcome
 from services.replay.table import Table
-from tests.unit.replay.test_journal import STAGES, Killed, _kill_at
+from tests.table_states import STAGES, Killed, kill_at
 
 
 def _assert_of(table: Table, rows: Any) -> None:
@@ -93,7 +93,7 @@ def test_a_death_at_any_stage_of_an_insert_leaves_those_of_what_is_acknowledged(
     durable = make_durable(with_moments=True)
     feed(durable.table, 3)
     with monkeypatch.context() as patches:
-        _kill_at(stage, patches)
+        kill_at(stage, patches)
         with pytest.raises(Killed):
             durable.table.insert("a", 1, make_chunk(sequence=3), max_wait_s=0.0)
     table = durable.reopen()
