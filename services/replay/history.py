@@ -23,6 +23,9 @@ from services.replay.records import CHUNK_DTYPE, Counts, Parsed, Record, RecordK
 _NONSENSE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, struct.error)
 
 
+MAX_LANES_OF_ACTOR = 65_536  # as env.lanes may be
+
+
 class Life(NamedTuple):
     """One lane group in one life of its actor."""
 
@@ -270,6 +273,8 @@ def _load_summary(admission: Admission, summary: Record, n_step: int, now_s: flo
 
 
 def _no_keys(n_step: int, num_lanes: int) -> npt.NDArray[np.int64]:
+    if not 0 <= num_lanes <= MAX_LANES_OF_ACTOR:  # before memory is taken: a damaged number may ask for gigabytes
+        raise ValueError(f"a lane group of {num_lanes} lanes")
     return np.full((n_step, num_lanes), -1, np.int64)
 
 

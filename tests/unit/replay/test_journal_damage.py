@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, Callable, Dict
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from services.common.errors import UserError
+from services.replay import records
 from services.replay.admission import InsertStatus
 from services.replay.chunk_log import segments_in
 from services.replay.items import StepOutcome
@@ -180,3 +182,17 @@ def test_a_ring_that_came_back_older_uses_keys_again_under_another_id(
     assert table.store.ring.reserved < reserved
     assert table.table_id != table_id
     assert table.ring_id == ring_id
+
+
+def test_an_absurd_number_of_lanes_takes_no_memory(make_durable: Any, feed: Any) -> None:
+    durable = make_durable()
+    feed(durable.table, 1)
+    for _ in range(2):  # the second time the segment is written anew, so that its summary is believed
+        durable.table._journal.roll()
+    durable.drop()
+    file = segments_in(durable.path / "chunks")[-1].file
+    facts = json.loads(records.parse(file.read_bytes()).records[0].body)
+    facts["actors"][0]["groups"][0][1] = 1 << 40  # more keys than there is memory
+    file.write_bytes(records._seal(records.RecordKind.SUMMARY, json.dumps(facts).encode()).ljust(1 << 18, b"\0"))
+    with pytest.raises(UserError, match=r"make no sense.*a lane group of 1099511627776 lanes"):
+        durable.open()
