@@ -5,25 +5,23 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Set, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
 import numpy as np
 import numpy.typing as npt
 
 from services.common.chunk import ActorCounters
+from services.common.errors import UserError
 from services.common.files import files_in
 from services.common.ring_layout import damaged
 from services.replay import records
-from services.replay.admission import ActorRecord, Admission, LaneGroup, settled_steps
+from services.replay.admission import MAX_LANES, ActorRecord, Admission, LaneGroup, settled_steps
 from services.replay.chunk_log import ASIDE_SUFFIX, Segment, segments_in
 from services.replay.heard_versions import HeardVersions
 from services.replay.records import CHUNK_DTYPE, Counts, Parsed, Record, RecordKind
 
 # What the reading of numbers, names and JSON raises where they are not what they should be.
 _NONSENSE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, struct.error)
-
-
-MAX_LANES_OF_ACTOR = 65_536  # as env.lanes may be
 
 
 class Life(NamedTuple):
@@ -58,6 +56,14 @@ class History:
         return self.admission.actors[name].incarnation == life.incarnation
 
 
+class _EndOfWindows(NamedTuple):
+    """An event that closed windows."""
+
+    num_before: int  # chunks that came before it
+    actor: int
+    lane_group: Optional[int] = None  # None: all of them
+
+
 _Stretch = List[Record]  # of segments of which each follows from the one before it, summaries included
 
 
@@ -84,13 +90,14 @@ def summarize(admission: Admission) -> List[Dict[str, Any]]:
     ]
 
 
-def read_history(folder: Path, n_step: int, now_s: float, *, strict: bool) -> History:
+def read_history(folder: Path, n_step: int, now_s: float, *, capacity: int, strict: bool) -> History:
     """Read the log in `folder`.
 
     Args:
         folder: of the segments.
         n_step: of the table.
         now_s: the table's clock; no actor is taken to have been silent for longer.
+        capacity: of the ring.
         strict: everything that was ever written must be there (a process died, the machine did not). Else what is
             damaged is passed over.
 
@@ -106,9 +113,16 @@ def read_history(folder: Path, n_step: int, now_s: float, *, strict: bool) -> Hi
     if not segments:
         raise damaged(folder / "00000000.log", "it is missing")
     try:
-        return _read(segments, parsed, leftovers, n_step, now_s, strict=strict)
+        history = _read(segments, parsed, leftovers, n_step, now_s, strict=strict)
+        records.check_chunks(history.chunks, capacity, history.counts.reserved)
     except _NONSENSE as error:  # a checksum is no signature: what bears the right one may still hold anything
-        raise damaged(folder, f"its records are whole and make no sense ({error!r})") from None
+        raise make_no_sense(folder, repr(error)) from None
+    return history
+
+
+def make_no_sense(folder: Path, why: str) -> UserError:
+    """The error for a log whose records bear the right checksums, and tell what cannot be."""
+    return damaged(folder, f"its records are whole and make no sense ({why})")
 
 
 def _parsed(segment: Segment) -> Parsed:
@@ -143,20 +157,24 @@ def _read(
     return history
 
 
-def check_complete(history: History, *, committed: int, oldest_key: int) -> None:
-    """Refuse a log that lacks what was acknowledged in this life of the machine.
+def check_complete(history: History, *, committed: int, reserved: int, oldest_key: int) -> None:
+    """Refuse a log that lacks what was acknowledged in this life of the machine, or that tells of more.
 
     Args:
         history: the log, read.
         committed: keys below it were acknowledged.
+        reserved: next key of the ring.
         oldest_key: of the ring.
 
     Raises:
-        UserError: the end or the beginning of the log is missing; the message names the file.
+        UserError: the end or the beginning of the log is missing, or it tells of rows that were never written; the
+            message names the file.
     """
     if history.counts.reserved < committed:
         last = history.segments[-1].file
         raise damaged(last, f"it ends at key {history.counts.reserved}, but rows up to {committed} were acknowledged")
+    if history.counts.reserved > reserved:
+        raise make_no_sense(history.segments[-1].file, f"rows up to {history.counts.reserved}, of {reserved}")
     first = history.segments[0]
     if history.starts[0] > max(0, oldest_key):
         raise damaged(first.file.with_name(f"{first.number - 1:08d}.log"), "it is missing")
@@ -210,7 +228,7 @@ def _replay(history: History, stretches: List[_Stretch], n_step: int, now_s: flo
     bodies: List[bytes] = []
     chunk_records: List[Record] = []
     arrivals: List[int] = []
-    ends_of_windows: List[Tuple[int, int]] = []  # (chunks before it, actor): all of its windows were closed
+    ends_of_windows: List[_EndOfWindows] = []
     for stretch in stretches:
         _load_summary(history.admission, stretch[0], n_step, now_s)
         first = len(bodies)
@@ -222,9 +240,11 @@ def _replay(history: History, stretches: List[_Stretch], n_step: int, now_s: flo
             elif record.kind is RecordKind.ACTOR:
                 index, name, incarnation = records.actor_facts(record)
                 history.admission.enter(name, incarnation, now_s)
-                ends_of_windows.append((len(bodies), index))
+                ends_of_windows.append(_EndOfWindows(len(bodies), index))
             elif record.kind is RecordKind.CLOSED:
-                ends_of_windows.append((len(bodies), records.closed_actor(record)))
+                ends_of_windows.append(_EndOfWindows(len(bodies), records.closed_actor(record)))
+            elif record.kind is RecordKind.GAP:
+                ends_of_windows.append(_EndOfWindows(len(bodies), *records.gap_facts(record)))
             elif record.kind is RecordKind.DROPPED:
                 history.dropped_keys.add(records.dropped_key(record))
             elif record.kind is RecordKind.SUMMARY:  # a version for which there was no more room is in it alone
@@ -273,7 +293,7 @@ def _load_summary(admission: Admission, summary: Record, n_step: int, now_s: flo
 
 
 def _no_keys(n_step: int, num_lanes: int) -> npt.NDArray[np.int64]:
-    if not 0 <= num_lanes <= MAX_LANES_OF_ACTOR:  # before memory is taken: a damaged number may ask for gigabytes
+    if not 0 <= num_lanes <= MAX_LANES:  # before memory is taken: a damaged number may ask for gigabytes
         raise ValueError(f"a lane group of {num_lanes} lanes")
     return np.full((n_step, num_lanes), -1, np.int64)
 
@@ -345,14 +365,14 @@ def _lives(chunks: npt.NDArray[Any]) -> Dict[Life, npt.NDArray[np.int64]]:
     return {life: np.array(found, np.int64) for life, found in places.items()}
 
 
-def _sever(history: History, ends_of_windows: List[Tuple[int, int]]) -> None:
-    by_actor: Dict[int, List[npt.NDArray[np.int64]]] = {}
+def _sever(history: History, ends_of_windows: List[_EndOfWindows]) -> None:
+    by_actor: Dict[int, List[Tuple[int, npt.NDArray[np.int64]]]] = {}
     for life, places in history.lives.items():
-        by_actor.setdefault(life.actor, []).append(places)
+        by_actor.setdefault(life.actor, []).append((life.lane_group, places))
         if not history.is_living(life):
             history.severed_after[places[-1]] = True
-    for before, actor in ends_of_windows:
-        for places in by_actor.get(actor, []):
-            at = int(np.searchsorted(places, before)) - 1
-            if at >= 0:
+    for end in ends_of_windows:
+        for lane_group, places in by_actor.get(end.actor, []):
+            at = int(np.searchsorted(places, end.num_before)) - 1
+            if at >= 0 and end.lane_group in (None, lane_group):
                 history.severed_after[places[at]] = True

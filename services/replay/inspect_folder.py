@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _inspect(folder: Path, *, with_check: bool, key: int) -> int:
     ring_format = read_format(folder)
-    history = _read(folder, strict=False)
+    history = _read(folder, ring_format, strict=False)
     if key >= 0:
         print(f"key {key} came with chunk={chunk_of(history, key)}")
         return EXIT_OK
@@ -73,13 +73,16 @@ def _inspect(folder: Path, *, with_check: bool, key: int) -> int:
     return EXIT_CRASH if damaged else EXIT_OK
 
 
-def _read(folder: Path, *, strict: bool) -> History:
+def _read(folder: Path, ring_format: RingFormat, *, strict: bool) -> History:
+    def read() -> History:
+        return read_history(folder / CHUNKS_FOLDER, 1, 0.0, capacity=ring_format.capacity, strict=strict)
+
     for _ in range(READ_ATTEMPTS - 1):
         try:
-            return read_history(folder / CHUNKS_FOLDER, 1, 0.0, strict=strict)
+            return read()
         except FileNotFoundError:
             continue
-    return read_history(folder / CHUNKS_FOLDER, 1, 0.0, strict=strict)
+    return read()
 
 
 def describe(folder: Path, ring_format: RingFormat, history: History) -> Iterator[Tuple[str, str]]:
@@ -148,7 +151,7 @@ def check(folder: Path, ring_format: RingFormat) -> List[int]:
     """
     guards, _ = map_array(folder / GUARDS_FILE, "int64", (NUM_GUARDS,), writable=False)
     committed = int(guards[1])  # before the log is read, which is never behind it
-    history = _read(folder, strict=True)
+    history = _read(folder, ring_format, strict=True)
     ring = Ring(
         ring_format.capacity,
         ring_format.schema,
@@ -156,7 +159,7 @@ def check(folder: Path, ring_format: RingFormat) -> List[int]:
         guards.copy(),
     )
     if ring_format.boot_id == boot_id():  # the machine has not died since: nothing that was written may be missing
-        check_complete(history, committed=committed, oldest_key=ring.oldest_key)
+        check_complete(history, committed=committed, reserved=int(guards[0]), oldest_key=ring.oldest_key)
     found = damaged_chunks(ring, history.chunks) - history.dropped_keys
     oldest = max(0, int(guards[0]) - ring_format.capacity)  # read again: the ring may be in use
     return sorted(key for key in found if key >= oldest)

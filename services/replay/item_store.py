@@ -370,25 +370,21 @@ class ItemStore:
 
     def check_valid(self) -> Optional[str]:
         """What is wrong with the store, or None. Looks at every row."""
-        return (
-            self.ring.check_valid()
-            or self.counters.check_valid()
-            or self._check_rows()
-            or self.sampler.check_valid()
-            or self.stamps.check_valid()
-        )
+        return self.ring.check_valid() or self.check_rows() or self.sampler.check_valid()
 
-    def _check_rows(self) -> Optional[str]:
+    def check_rows(self) -> Optional[str]:
+        """What is wrong with the counters, the items or the chunks' stamps, or None."""
         ring, counters = self.ring, self.counters
         slots = np.arange(ring.capacity)
         is_item, is_open = ring.status == ITEM, ring.status == OPEN
         if int(is_open.sum()) != counters.unripe or int((is_item | is_open).sum()) != counters.resident:
             return f"the ring holds {is_item.sum()} items and {is_open.sum()} open windows, not what {counters} says"
-        if (ring.bootstrap_key <= ring.keys(slots))[is_item].any():
+        bootstrap_key = ring.bootstrap_key[is_item]
+        if (bootstrap_key <= ring.keys(slots)[is_item]).any():
             return "an item's bootstrap row is not newer than the item"
-        if not ring.is_resident(ring.bootstrap_key[is_item]).all():
+        if ((bootstrap_key < ring.oldest_key) | (bootstrap_key >= ring.reserved)).any():
             return "an item's bootstrap row is not in the ring"
-        return None
+        return counters.check_valid() or self.stamps.check_valid()
 
 
 def _stored_flags(chunk: Chunk, taken_out: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:

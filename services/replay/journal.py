@@ -14,15 +14,21 @@ from services.common.ring_layout import CHUNKS_FOLDER, column_file, damaged
 from services.replay import records
 from services.replay.admission import ActorRecord, Admission
 from services.replay.chunk_stamps import ChunkStamp
-from services.replay.history import History, check_complete, read_history, summarize
+from services.replay.history import History, check_complete, make_no_sense, read_history, summarize
 from services.replay.item_store import ItemStore
 from services.replay.items import StepOutcome
 from services.replay.rate_limiter import RateLimiter
 from services.replay.rebuild import FlagsDisagree, damaged_chunks, rebuild_items, rebuilt_counters
 from services.replay.records import Counts, RecordKind
 from services.replay.ring_folder import RingFolder
+from services.replay.table_view import check_windows
 
 MAX_TAIL_BYTES = 1 << 12  # reasons for drops beyond this are not kept: they come with the next chunk again
+_PACK: Dict[RecordKind, Callable[..., bytes]] = {
+    RecordKind.CLOSED: records.pack_closed,
+    RecordKind.DROPPED: records.pack_dropped,
+    RecordKind.GAP: records.pack_gap,
+}
 
 
 class Journal:
@@ -71,9 +77,9 @@ class FolderJournal(Journal):
         self._clocks = clocks
         self._noted: Optional[Counts] = None
         self._written_version = store.history.newest_version
-        # What the last segment's records say of chunks in older ones, which no summary tells: closed windows by actor,
-        # damaged chunks by key. None: they say more, or an earlier life wrote some of them, and the segment stays.
-        self._said: Optional[Set[Tuple[RecordKind, int]]] = None
+        # What the last segment's records say of chunks in older ones, which no summary tells: closed windows by actor
+        # or lane group, damaged chunks by key. None: an earlier life wrote some of them, and the segment stays.
+        self._said: Optional[Set[Tuple[RecordKind, Tuple[int, ...]]]] = None
         self._after_crash = False  # the last segment begins with what was saved from a crash
 
     def counts(self) -> Counts:
@@ -108,15 +114,13 @@ class FolderJournal(Journal):
             self._log.roll(summary, ring.reserved, ring.oldest_key)
             self._said, self._after_crash = set(), after_crash
         else:
-            pack = {RecordKind.CLOSED: records.pack_closed, RecordKind.DROPPED: records.pack_dropped}
-            self._log.rewrite(summary + b"".join(pack[kind](counts, number) for kind, number in sorted(said)))
+            self._log.rewrite(summary + b"".join(_PACK[kind](counts, *numbers) for kind, numbers in sorted(said)))
         self._written_version = history.newest_version
 
-    def _append_lasting(self, kind: RecordKind, number: int, record: bytes) -> None:
-        """Append a record whose word on older chunks must outlive a segment that is begun anew."""
-        self._log.append(record)
+    def _outlives(self, kind: RecordKind, *numbers: int) -> None:
+        """Keep what a record says of older chunks, for when its segment is begun anew."""
         if self._said is not None:
-            self._said.add((kind, number))
+            self._said.add((kind, numbers))
 
     def why_full(self) -> str:
         if self._log.is_short:
@@ -128,12 +132,12 @@ class FolderJournal(Journal):
 
     def entered(self, record: ActorRecord) -> None:
         # The life itself is in any summary; that it closed the windows of the one before is not.
-        packed = records.pack_actor(self.counts(), record.index, record.name, record.incarnation)
-        self._append_lasting(RecordKind.CLOSED, record.index, packed)
+        self._log.append(records.pack_actor(self.counts(), record.index, record.name, record.incarnation))
+        self._outlives(RecordKind.CLOSED, record.index)
 
     def closed(self, record: ActorRecord) -> None:
-        packed = records.pack_closed(self.counts(), record.index)
-        self._append_lasting(RecordKind.CLOSED, record.index, packed)
+        self._log.append(records.pack_closed(self.counts(), record.index))
+        self._outlives(RecordKind.CLOSED, record.index)
 
     def noted_version(self) -> None:
         history = self._store.history
@@ -173,7 +177,7 @@ class FolderJournal(Journal):
         self._log.append(records.pack_chunk(self.counts(), values, dropped))
         group = record.groups.get(chunk.lane_group)
         if chunk.num_steps == 0 and group is not None and chunk.first_step != group.next_step:
-            self._said = None  # a gap, told by a chunk without rows, closed windows of this lane group alone
+            self._outlives(RecordKind.GAP, record.index, chunk.lane_group)
 
     def note_state(self) -> None:
         counts = self.counts()
@@ -197,7 +201,8 @@ class FolderJournal(Journal):
             raise UserError(why)
         self._written_version = self._store.history.newest_version
         for first_key in damaged_keys:
-            self._append_lasting(RecordKind.DROPPED, first_key, records.pack_dropped(self.counts(), first_key))
+            self._log.append(records.pack_dropped(self.counts(), first_key))
+            self._outlives(RecordKind.DROPPED, first_key)
         self._noted = self.counts()
         self._log.append(records.pack_state(self._noted))
 
@@ -229,9 +234,10 @@ def open_journal(
         journal.roll()
         folder.save_format(n_step=store.n_step, discount=store.discount)
         return journal
-    history = read_history(chunks, store.n_step, clocks["now"](), strict=folder.is_same_boot)
+    now_s = clocks["now"]()
+    history = read_history(chunks, store.n_step, now_s, capacity=ring.capacity, strict=folder.is_same_boot)
     if folder.is_same_boot:
-        check_complete(history, committed=ring.committed, oldest_key=ring.oldest_key)
+        check_complete(history, committed=ring.committed, reserved=ring.reserved, oldest_key=ring.oldest_key)
     num_burned = ring.reserved - history.counts.reserved
     ring.reserve_up_to(history.counts.reserved)
     found = set() if folder.is_same_boot else damaged_chunks(ring, history.chunks)
@@ -255,6 +261,9 @@ def open_journal(
     if not folder.is_same_boot:
         _come_back_older(history, store, admission, clocks)
     _restore_stamps(history, store)
+    why = store.check_rows() or limiter.check_valid() or check_windows(store, admission)
+    if why is not None:
+        raise make_no_sense(chunks, why)
     for leftover in history.leftovers:
         leftover.unlink()
     folder.log.resume(history.segments, history.starts, history.end)

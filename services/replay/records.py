@@ -14,6 +14,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import google_crc32c
 import numpy as np
+import numpy.typing as npt
 
 from services.replay.step_counters import StepCounters
 
@@ -54,6 +55,7 @@ CHUNK_DTYPE = np.dtype([(name, _NUMPY_CODES[code]) for name, code in _CHUNK_FIEL
 _COUNTS = struct.Struct("<" + "".join(code for _, code in _COUNTS_FIELDS))
 _CHUNK = struct.Struct("<" + "".join(code for _, code in _CHUNK_FIELDS))
 _INDEX = struct.Struct("<I")
+_GROUP = struct.Struct("<II")  # actor, lane group
 _KEY = struct.Struct("<q")
 _VERSION = struct.Struct("<qq")  # version, updates; when it was is in the counts
 
@@ -68,6 +70,7 @@ class RecordKind(enum.IntEnum):
     STATE = 5  # the counts, outside of any event
     DROPPED = 6  # a chunk's rows were found damaged: it is no longer there
     VERSION = 7  # the chief's newest version and its updates; one below its forerunner begins another history
+    GAP = 8  # the open windows of one lane group of an actor were closed: steps are missing behind them
 
 
 _KINDS = frozenset(RecordKind)
@@ -117,6 +120,11 @@ def pack_actor(counts: Counts, index: int, name: str, incarnation: int) -> bytes
 def pack_closed(counts: Counts, actor: int) -> bytes:
     """The record of closed windows."""
     return _seal(RecordKind.CLOSED, _COUNTS.pack(*counts.values()) + _INDEX.pack(actor))
+
+
+def pack_gap(counts: Counts, actor: int, lane_group: int) -> bytes:
+    """The record of a lane group's closed windows."""
+    return _seal(RecordKind.GAP, _COUNTS.pack(*counts.values()) + _GROUP.pack(actor, lane_group))
 
 
 def pack_state(counts: Counts) -> bytes:
@@ -178,6 +186,30 @@ def chunk_facts(record: Record) -> bytes:
     return record.body[: _CHUNK.size]
 
 
+def check_chunks(chunks: npt.NDArray[Any], capacity: int, reserved: int) -> None:
+    """Refuse chunks that no replay can have acknowledged, before memory is taken for what they claim.
+
+    Args:
+        chunks: CHUNK_DTYPE[M], as they were acknowledged.
+        capacity: of the ring.
+        reserved: next key of the ring.
+
+    Raises:
+        ValueError: one of them claims more rows than a ring holds, or rows of another.
+    """
+    steps = chunks["num_steps"].astype(np.float64) * chunks["num_lanes"]  # no integer holds every product
+    final = chunks["num_final"].astype(np.float64)
+    absurd = np.flatnonzero((steps + final > capacity) | (final > steps))
+    if len(absurd):
+        chunk = {name: chunks[absurd[0]][name].item() for name in ("num_steps", "num_lanes", "num_final")}
+        raise ValueError(f"a chunk of {chunk} in a ring of {capacity} rows")
+    first_key = chunks["first_key"]
+    end_key = first_key + (steps + final).astype(np.int64)
+    next_key = np.append(first_key[1:], reserved)
+    if (first_key < 0).any() or (end_key > next_key).any() or (end_key < first_key).any():
+        raise ValueError(f"chunks whose rows are not behind one another, or not below key {reserved}")
+
+
 def dropped_steps_of(record: Record) -> Dict[str, int]:
     """The rest of a chunk's record: steps that the actor dropped in its life, by reason."""
     rest = record.body[_CHUNK.size :]
@@ -194,6 +226,12 @@ def actor_facts(record: Record) -> Tuple[int, str, int]:
 def closed_actor(record: Record) -> int:
     """The actor's index of a record of closed windows."""
     return int(_INDEX.unpack_from(record.body, _COUNTS.size)[0])
+
+
+def gap_facts(record: Record) -> Tuple[int, int]:
+    """The actor's index and the lane group of a gap's record."""
+    actor, lane_group = _GROUP.unpack_from(record.body, _COUNTS.size)
+    return actor, lane_group
 
 
 def dropped_key(record: Record) -> int:

@@ -11,7 +11,7 @@ from typing import Any, Dict, Iterator, List
 import pytest
 
 from tests.e2e import panels
-from tests.e2e.monitored import MonitoredRun
+from tests.e2e.monitored import ACTORS, MonitoredRun
 from tests.e2e.panels import Target
 from tests.e2e.prometheus import Prometheus, prometheus_binary
 
@@ -37,6 +37,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MonitoredRun]:
             "increase(shoal_learner_checkpoints_total[30s]) > 1",
             "shoal_learner_updates_total > 1000",
             f"count_over_time(shoal_learner_version[{panels.RATE_INTERVAL_S}s]) > 10",
+            f"count(shoal_learner_actor_claim_divergence) == {ACTORS}",  # each has been compared often enough
         ):
             watched.wait_for(condition)
         yield watched

@@ -16,16 +16,14 @@ from services.common.codec import encode_schema, fill_chunk
 from services.common.config.load import to_toml
 from services.common.config.run import RunConfig
 from services.common.peer import Peer
-from services.common.ring_layout import CHUNKS_FOLDER, FORMAT_FILE, RingFormat
+from services.common.ring_layout import CHUNKS_FOLDER, FORMAT_FILE
 from services.common.run_folder import Evaluation
 from services.common.sealed import seal
 from services.common.security.tokens import digest_of, format_book
 from services.common.staleness_log import ActorLag, LedgerRow
 from services.learner.gradients import GradientEncoder
-from services.replay.ring_folder import RingFolder
-from services.replay.table import Table, TableSettings
 from shoal.v1 import experience_pb2, gradients_pb2, parameters_pb2, replay_pb2
-from tests.fakes import RUN_ID, SCHEMA, FakeClock, make_chunk
+from tests.fakes import RUN_ID, SCHEMA, make_chunk
 from tests.fuzz import stand_ins, targets
 from tests.fuzz.corpus_files import CORPUS
 
@@ -185,16 +183,8 @@ def _files() -> Iterator[Tuple[str, str, bytes]]:
         yield "sealed_facts", f"facts_{place}", json.dumps(its).encode()
         yield "sealed_file", f"file_{place}", seal({"updates": np.zeros(3, np.float32)}, its)
     with tempfile.TemporaryDirectory() as folder:
-        ring = Path(folder) / "ring"
-        rows = targets.RING_ROWS
-        made = RingFolder.create(ring, RingFormat("run", SCHEMA, rows, 2, 0.99, "", 0.0), "5", targets.SEGMENT_BYTES)
-        table = Table(TableSettings(capacity=rows, n_step=2, max_batch_size=8), SCHEMA, clock=FakeClock(), folder=made)
-        for sequence in range(3):
-            table.insert("a", 1, make_chunk(4, 2, sequence=sequence, first_step=4 * sequence), max_wait_s=0.0)
-        table.set_newest(3, 60, chief=7)
-        table.close_actor("a", 1)
+        ring, _ = targets.make_ring(Path(folder))
         log = (ring / CHUNKS_FOLDER / "00000000.log").read_bytes().rstrip(b"\0")
-        made.close()
         yield "chunk_log", "plain", log
         yield "chunk_records", "plain", log
         yield "ring_format", "plain", (ring / FORMAT_FILE).read_bytes()

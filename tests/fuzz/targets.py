@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import resource
 import shutil
 import struct
 import time
 import tracemalloc
 from pathlib import Path
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Callable, Dict, Iterator, Tuple
 
 import google_crc32c
 import numpy as np
@@ -51,6 +52,7 @@ from tests.fakes import SCHEMA, FakeClock, FakeLog, make_chunk
 from tests.fuzz import stand_ins
 
 MOST_BYTES = MAX_UNPACKED_BYTES + (64 << 20)  # that Python and numpy may take for one input
+ROOM_BYTES = 8 << 30  # of addresses for one input: who asks for more fails, and does not take the machine along
 MOST_S = 20.0  # of processor time for one input; honest ones take some milliseconds
 SEGMENT_BYTES = 1 << 18
 RING_ROWS = 32
@@ -65,13 +67,26 @@ def run(name: str, data: bytes, folder: Path) -> None:
     tracemalloc.start()
     began_s = time.process_time()
     try:
-        TARGETS[name](data, folder)
+        with limited_room():
+            TARGETS[name](data, folder)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     took_s = time.process_time() - began_s
     assert peak < MOST_BYTES, f"{name} took {peak} bytes for {len(data)}"
     assert took_s < MOST_S, f"{name} took {took_s:.1f} s for {len(data)} bytes"
+
+
+@contextlib.contextmanager
+def limited_room() -> Iterator[None]:
+    """Let an allocation without bounds be a MemoryError here and now."""
+    earlier = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + ROOM_BYTES, earlier[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, earlier)
 
 
 # Messages
@@ -200,7 +215,7 @@ def _read_sealed(file: Path) -> None:
 
 def _chunk_log(data: bytes, folder: Path) -> None:
     """A segment as it lies on a bad disk."""
-    _open_ring(folder, lambda ring: (ring / CHUNKS_FOLDER / "00000000.log").write_bytes(data))
+    open_ring(folder, lambda ring: (ring / CHUNKS_FOLDER / "00000000.log").write_bytes(data))
 
 
 def _chunk_records(data: bytes, folder: Path) -> None:
@@ -213,11 +228,11 @@ def _chunk_records(data: bytes, folder: Path) -> None:
         HEADER.pack_into(sealed, at, 0, length, kind)
         sealed[at : at + 4] = struct.pack("<I", google_crc32c.value(bytes(sealed[at + 4 : at + length])))
         at += length
-    _open_ring(folder, lambda ring: (ring / CHUNKS_FOLDER / "00000000.log").write_bytes(bytes(sealed)))
+    open_ring(folder, lambda ring: (ring / CHUNKS_FOLDER / "00000000.log").write_bytes(bytes(sealed)))
 
 
 def _ring_format(data: bytes, folder: Path) -> None:
-    _open_ring(folder, lambda ring: (ring / FORMAT_FILE).write_bytes(data))
+    open_ring(folder, lambda ring: (ring / FORMAT_FILE).write_bytes(data))
 
 
 def _ring_format_facts(data: bytes, folder: Path) -> None:
@@ -235,23 +250,32 @@ def _ring_format_facts(data: bytes, folder: Path) -> None:
 
             (ring / FORMAT_FILE).write_text(json.dumps({**facts, "digest": digest_of(facts)}))
 
-    _open_ring(folder, damage)
+    open_ring(folder, damage)
 
 
-def _make_ring(folder: Path) -> Tuple[Path, TableSettings]:
+def make_ring(folder: Path) -> Tuple[Path, TableSettings]:
+    """A ring whose log has one segment with records of each kind but that of a damaged chunk."""
     path = folder / "ring"
     settings = TableSettings(capacity=RING_ROWS, n_step=2, max_batch_size=8)
     made = RingFolder.create(path, RingFormat("run", SCHEMA, RING_ROWS, 2, 0.99, "", 0.0), "5", SEGMENT_BYTES)
     table = Table(settings, SCHEMA, clock=FakeClock(), folder=made)
+    for first_step in (0, 5):  # the second one tells of a gap
+        table.insert("b", 1, make_chunk(0, 2, sequence=first_step // 5, first_step=first_step), max_wait_s=0.0)
+    table.close_actor("b", 1)
+    table._journal.roll()  # nothing was inserted: the segment is begun anew, with what it said
     for sequence in range(3):
         table.insert("a", 1, make_chunk(4, 2, sequence=sequence, first_step=4 * sequence), max_wait_s=0.0)
+    table.set_newest(3, 60, chief=7)
+    table.close_actor("a", 1)
+    table.sample(1, 4, max_wait_s=0.0)
+    table.note_state()
     made.close()
     return path, settings
 
 
 def _ring_reader(data: bytes, folder: Path) -> None:
     """Guards of a ring, and keys that a replay sent, that are anything; half of the keys are of bootstrap rows."""
-    path, _ = _make_ring(folder)
+    path, _ = make_ring(folder)
     with (path / GUARDS_FILE).open("r+b") as guards:
         guards.write(data[:GUARDS_BYTES])
     half = (len(data) - GUARDS_BYTES) // 16
@@ -273,9 +297,9 @@ def _run_toml(data: bytes, folder: Path) -> None:
         assert load(file).config == config
 
 
-def _open_ring(folder: Path, damage: Callable[[Path], Any]) -> None:
-    """Make a ring with three chunks, damage it, and open it as a replay does."""
-    path, settings = _make_ring(folder)
+def open_ring(folder: Path, damage: Callable[[Path], Any]) -> None:
+    """Make a ring, damage it, and open it as a replay does."""
+    path, settings = make_ring(folder)
     damage(path)
     try:  # as a learner on the same machine does
         RingReader(path).gather(np.arange(4))

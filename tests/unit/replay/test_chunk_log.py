@@ -78,14 +78,27 @@ def test_windows_closed_while_no_rows_came_stay_closed(make_durable: Any, feed: 
     assert state_of(durable.reopen()) == before
 
 
-def test_a_gap_that_a_chunk_without_rows_told_stays_one(make_durable: Any, feed: Any, make_chunk: Any) -> None:
+def test_gaps_that_chunks_without_rows_told_stay_and_do_not_make_the_log_grow(
+    make_durable: Any, feed: Any, make_chunk: Any
+) -> None:
     durable = make_durable()
-    feed(durable.table, 1)
+    for lane_group in (0, 1):
+        durable.table.insert("a", 1, make_chunk(lane_group=lane_group), max_wait_s=0.0)
+    feed(durable.table, 1, actor="b")
     durable.table._journal.roll()
-    durable.table.insert("a", 1, make_chunk(T=0, sequence=1, first_step=9), max_wait_s=0.0)
-    assert durable.table.store.counters.lost_tail == 2
-    durable.table._journal.roll()
+    for sequence in range(1, 4000):
+        nothing = make_chunk(T=0, sequence=sequence, first_step=4 + sequence, lane_group=1)
+        assert durable.table.insert("a", 1, nothing, max_wait_s=0.0).status is InsertStatus.APPLIED
+    assert durable.table.store.counters.lost_tail == 2  # of lane group 1 alone
+    assert durable.folder.log.num_bytes < 3 * (1 << 18)  # of 1.3 MB that were told
+    durable.table._journal.roll()  # the chunks that told of the gaps are gone from the log
     before = state_of(durable.table)
+    assert state_of(durable.reopen()) == before
+    for actor, lane_group in (("a", 0), ("b", 0)):
+        goes_on = make_chunk(sequence=1, first_step=4, lane_group=lane_group)
+        assert durable.table.insert(actor, 1, goes_on, max_wait_s=0.0).status is InsertStatus.APPLIED
+    before = state_of(durable.table)
+    assert before[0].lost_tail == 2
     assert state_of(durable.reopen()) == before
 
 

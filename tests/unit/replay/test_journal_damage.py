@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable, Dict
 
@@ -196,3 +197,40 @@ def test_an_absurd_number_of_lanes_takes_no_memory(make_durable: Any, feed: Any)
     file.write_bytes(records._seal(records.RecordKind.SUMMARY, json.dumps(facts).encode()).ljust(1 << 18, b"\0"))
     with pytest.raises(UserError, match=r"make no sense.*a lane group of 1099511627776 lanes"):
         durable.open()
+
+
+def test_a_log_that_tells_of_rows_that_were_never_written_leaves_the_ring_alone(make_durable: Any, feed: Any) -> None:
+    durable = make_durable()
+    feed(durable.table, 1)
+    durable.drop()
+    file = segments_in(durable.path / "chunks")[-1].file
+    found = records.parse(file.read_bytes()).records
+    counts = replace(records.counts_of(found[-1]), reserved=1 << 40)
+    told = b"".join(records._seal(record.kind, record.body) for record in found) + records.pack_state(counts)
+    file.write_bytes(told.ljust(1 << 18, b"\0"))
+    before = (durable.path / "guards").read_bytes()
+    with pytest.raises(UserError, match=f"make no sense .rows up to {1 << 40}, of 8"):
+        durable.open()
+    assert (durable.path / "guards").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_steps": 1 << 31}, "a chunk of .* in a ring of 64 rows"),
+        ({"num_lanes": (1 << 32) - 1, "num_steps": (1 << 32) - 1}, "a chunk of .* in a ring of 64 rows"),
+        ({"num_final": 9}, "a chunk of .*'num_final': 9"),
+        ({"first_key": 3}, "not behind one another"),
+        ({"first_key": -8}, "not behind one another"),
+        ({"num_steps": 5}, "not below key 16"),
+    ],
+)
+def test_chunks_that_no_replay_can_have_written_are_refused(changes: Dict[str, int], words: str) -> None:
+    chunks = np.zeros(2, records.CHUNK_DTYPE)
+    for name, values in {"first_key": [0, 8], "num_steps": [4, 4], "num_lanes": [2, 2]}.items():
+        chunks[name] = values
+    records.check_chunks(chunks, capacity=64, reserved=16)
+    for name, value in changes.items():
+        chunks[1][name] = value
+    with pytest.raises(ValueError, match=words):
+        records.check_chunks(chunks, capacity=64, reserved=16)
