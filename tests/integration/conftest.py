@@ -1,8 +1,9 @@
-"""Services to attack: a replay and a chief, in the clear and with certificates and tokens."""
+"""Threads for calls that wait, and services to attack: in the clear, and with certificates and tokens."""
 
 from __future__ import annotations
 
 import io
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Iterator
 
@@ -10,6 +11,13 @@ import pytest
 
 from services.cli import certs_command
 from tests.integration.attacked import Attacked, Chief, Replay
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    """For calls that are to wait."""
+    with ThreadPoolExecutor(16) as pool:
+        yield pool
 
 
 @pytest.fixture(scope="session")

@@ -7,146 +7,25 @@ import threading
 import time
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Dict, Iterator, List
+from typing import Any, Iterator
 
 import numpy as np
 import pytest
 
-from services.agent.algorithm import Contribution, Update
-from services.common.batch import Batch
-from services.common.config.gradients import GradientsSection
-from services.common.errors import Fenced
-from services.common.lifecycle import Lifecycle
-from services.common.metrics import Metrics
-from services.common.parameter_set import ParameterSet
-from services.common.peer import Peer
-from services.common.rpc import Refused, Server, Unavailable, call_once, connect
-from services.learner.chief_client import ChiefClient
-from services.learner.collaboration import Collaboration
+from services.common.rpc import Refused, Unavailable
 from services.learner.gradients import GradientEncoder
 from services.learner.gradients.wire import extend_checksum
-from shoal.v1 import experience_pb2, gradients_pb2, gradients_pb2_grpc
+from shoal.v1 import experience_pb2, gradients_pb2
 from tests.conftest import Eventually
-from tests.fakes import RUN_ID, FakeLog
+from tests.gradient_parties import SHAPES, Chief, Pusher, open_base, serving_chief
 
-DIGEST = "0123456789abcdef"
-SHAPES = {"q.0.weight": (40, 30), "q.0.bias": (30,)}
 Status = gradients_pb2.PushStatus
-BATCH: Any = [None] * 8  # eight items; what they are matters to nobody here
-
-
-class Learner:
-    """Its parameters are the sum of what was applied; its own gradient is zero."""
-
-    def __init__(self) -> None:
-        self.updates = 0
-        self.applied: List[Dict[str, Any]] = []
-
-    def state(self) -> Dict[str, Any]:
-        return {"updates": np.zeros(()), **{f"online.{name}": np.zeros(shape) for name, shape in SHAPES.items()}}
-
-    def update(self, batch: Batch, weights: Any) -> Update:
-        self.updates += 1
-        return Update(np.zeros(len(batch), np.float32))
-
-    def compute(self, batch: Batch, weights: Any) -> Contribution:
-        return Contribution(
-            {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}, np.zeros(len(batch), np.float32)
-        )
-
-    def apply(self, gradients: Any, rate_scale: float = 1.0) -> Dict[str, float]:
-        self.updates += 1
-        self.applied.append({name: gradient.copy() for name, gradient in gradients.items()})
-        return {}
-
-
-class Chief:
-    """One life of a chief that serves gradients; `steps` of it are taken on a thread of the test's."""
-
-    def __init__(
-        self, *, address: str = "127.0.0.1:0", incarnation: int = 11, first: int = 100, **changes: Any
-    ) -> None:
-        self.learner: Any = Learner()
-        self.incarnation = incarnation
-        self.log = FakeLog()
-        self.metrics = Metrics("learner", RUN_ID)
-        self._version = first
-        settings = GradientsSection(**{"lease_s": 30.0, "max_helpers": 3, **changes})
-        self.collaboration = Collaboration(
-            settings, num_planned=2, run_id=RUN_ID, incarnation=incarnation, metrics=self.metrics, log=self.log
-        )
-        self.exchange = self.collaboration._exchange
-        self.server = Server(address, max_workers=2 + self.collaboration.num_threads, option_name="test")
-        self.server.add(gradients_pb2_grpc.add_GradientServiceServicer_to_server, self.collaboration.servicer)
-        self.server.start()
-        self.stopping = threading.Event()
-        self.updater: Any = None
-
-    def begin(self) -> None:
-        self.updater = self.collaboration.begin(self.learner, DIGEST, self._publish, self.stopping)
-
-    def step(self) -> None:
-        self.updater.update(BATCH, np.ones(8, np.float32))
-
-    def _publish(self) -> int:
-        self._version += 1
-        return self._version
-
-    def count(self, name: str) -> float:
-        value = self.metrics.registry.get_sample_value(f"shoal_learner_gradient_{name}", {"run": RUN_ID})
-        assert value is not None, name
-        return value
-
-    def stop(self) -> None:
-        self.stopping.set()
-        self.collaboration.end("the test is over")
-        self.server.stop(0)
-
-
-class Pusher:
-    """A helper's calls, one by one."""
-
-    def __init__(self, chief: Chief, name: str = "helper-0", incarnation: int = 1, digest: str = DIGEST) -> None:
-        self.peer = Peer(RUN_ID, experience_pb2.ROLE_HELPER, name, incarnation).to_proto(digest)
-        self.channel = connect(chief.server.address)
-        self.stub = gradients_pb2_grpc.GradientServiceStub(self.channel)
-        self._chief = chief
-
-    def join(self) -> Any:
-        return call_once(self.stub.Join, gradients_pb2.JoinRequest(peer=self.peer), timeout_s=10)
-
-    def request(self, sequence: int = 1, value: float = 1.0, **changes: Any) -> Any:
-        encoder = GradientEncoder("int8", 1024, False, "zlib")
-        encoded = encoder.encode({name: np.full(shape, value, np.float32) for name, shape in SHAPES.items()})
-        fields: Dict[str, Any] = {
-            "peer": self.peer,
-            "sequence": sequence,
-            "base_version": self._chief.exchange.newest_version,
-            "chief_incarnation": self._chief.incarnation,
-            "num_samples": 8,
-            "segments": encoded.segments,
-            "crc32c": encoded.crc32c,
-            **changes,
-        }
-        return gradients_pb2.PushRequest(**fields)
-
-    def push(self, request: Any, timeout_s: float = 20.0) -> Any:
-        return call_once(self.stub.Push, request, timeout_s=timeout_s)
-
-    def pending(self) -> bool:
-        helper = self._chief.exchange._helpers.find(self.peer.name)
-        return helper is not None and helper.is_pending and helper.num_waiting > 0
-
-    def close(self) -> None:
-        self.channel.close()
 
 
 @pytest.fixture
 def chief() -> Iterator[Chief]:
-    made = Chief()
-    made.begin()
-    yield made
-    made.stop()
+    with serving_chief() as made:
+        yield made
 
 
 @pytest.fixture
@@ -154,19 +33,6 @@ def pusher(chief: Chief) -> Iterator[Pusher]:
     made = Pusher(chief)
     yield made
     made.close()
-
-
-@pytest.fixture
-def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(16) as pool:
-        yield pool
-
-
-def open_base(chief: Chief, *pushers: Pusher) -> None:
-    """Let helpers take part, and open a base that they count in, with a step that they abstain from."""
-    for pusher in pushers:
-        pusher.join()
-    chief.exchange.open(chief._publish(), chief.learner.updates)
 
 
 def test_a_gradient_becomes_the_step_and_is_answered_with_the_next_base(
@@ -420,103 +286,6 @@ def test_waiting_pushes_leave_threads_for_others(
     chief.step()
     for pusher in pushers:
         pusher.close()
-
-
-# The helper's client
-
-
-def client_of(chief: Chief, lifecycle: Lifecycle, incarnation: int = 1, name: str = "helper-0") -> ChiefClient:
-    return ChiefClient(
-        chief.server.address,
-        peer=Peer(RUN_ID, experience_pb2.ROLE_HELPER, name, incarnation),
-        schema_digest=DIGEST,
-        first_sequence=1,
-        lifecycle=lifecycle,
-        log=FakeLog(),
-    )
-
-
-def encoded_ones() -> Any:
-    return GradientEncoder("int8", 1024, False, "zlib").encode({n: np.ones(s, np.float32) for n, s in SHAPES.items()})
-
-
-def test_a_client_sends_the_same_bytes_until_its_chief_is_there_and_hears_that_it_is_another(
-    lifecycle: Lifecycle, threads: ThreadPoolExecutor, eventually: Eventually
-) -> None:
-    first = Chief()
-    first.begin()
-    client = client_of(first, lifecycle)
-    client._join()
-    first.exchange.open(101, 0)
-    pushed = threads.submit(client.push, ParameterSet(101, 0, "d", {}, 11), 8, encoded_ones())
-    eventually(lambda: first.exchange._contributions._shares)  # type: ignore[attr-defined]
-    first.server.stop(0)  # killed with the gradient in its memory
-    eventually(lambda: "waiting for the chief" in client.waiting_for)
-    second = Chief(address=first.server.address, incarnation=12, first=2000)
-    second.begin()
-    assert pushed.result(20) == Status.PUSH_STATUS_CHIEF_RESTARTED
-    assert client._joined == 0  # it will join anew
-    client.close()
-    second.stop()
-    first.stop()
-
-
-def test_a_client_waits_on_over_many_calls(
-    lifecycle: Lifecycle, threads: ThreadPoolExecutor, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("services.learner.gradient_service.PUSH_WAIT_S", 0.05)
-    chief = Chief()
-    chief.begin()
-    client = client_of(chief, lifecycle)
-    client._join()
-    chief.exchange.join("slow", 1)
-    chief.exchange.open(101, 0)
-    pushed = threads.submit(client.push, ParameterSet(101, 0, "d", {}, 11), 8, encoded_ones())
-    eventually(lambda: chief.count("pending_total") > 3)
-    eventually(lambda: "waiting for the gradient of slow" in client.waiting_for)
-    chief.exchange.leave("slow", 1)
-    chief.step()
-    assert pushed.result(10) == Status.PUSH_STATUS_ACCEPTED
-    assert len(chief.learner.applied) == 1
-    assert client.waiting_for == ""
-    client.close()
-    chief.stop()
-
-
-def test_a_fenced_client_ends(chief: Chief, lifecycle: Lifecycle) -> None:
-    older, newer = client_of(chief, lifecycle, 1), client_of(chief, lifecycle, 2)
-    older._join()
-    newer._join()
-    with pytest.raises(Fenced):
-        older._join()
-    with pytest.raises(Fenced):
-        older.push(ParameterSet(101, 0, "d", {}, 11), 0, None)
-    older.close()
-    newer.close()
-
-
-def test_a_client_that_leaves_is_not_waited_for(chief: Chief, lifecycle: Lifecycle) -> None:
-    client = client_of(chief, lifecycle)
-    client._join()
-    assert chief.count("helpers") == 1
-    client.leave()
-    assert chief.count("helpers") == 0
-    client.close()
-
-
-def test_a_stop_gives_a_push_under_way_a_last_chance(
-    chief: Chief, threads: ThreadPoolExecutor, eventually: Eventually
-) -> None:
-    life = Lifecycle()
-    client = client_of(chief, life)
-    client._join()
-    chief.exchange.open(101, 0)
-    pushed = threads.submit(client.push, ParameterSet(101, 0, "d", {}, 11), 8, encoded_ones())
-    eventually(lambda: chief.exchange._contributions._shares)  # type: ignore[attr-defined]
-    life.stop("the test says so")
-    chief.step()
-    assert pushed.result(10) == Status.PUSH_STATUS_ACCEPTED
-    client.close()
 
 
 def test_asynchronous_pushes_are_answered_at_once(threads: ThreadPoolExecutor) -> None:

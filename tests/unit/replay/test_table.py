@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from services.replay.inspection import InspectOrder
 from services.replay.sampler_settings import SamplerSettings
 from services.replay.table import InsertStatus, SampleStatus, Table
+from tests.conftest import Eventually
 
 LIMITED = {"samples_per_insert": 2.0, "error_buffer": 64.0, "min_size_to_sample": 4, "max_chunk_steps": 8, "n_step": 1}
 
@@ -19,13 +20,6 @@ LIMITED = {"samples_per_insert": 2.0, "error_buffer": 64.0, "min_size_to_sample"
 def _steps(table: Table) -> Any:
     assert table.check_valid() is None
     return table.info().steps
-
-
-def _until(condition: Any) -> None:
-    deadline = time.monotonic() + 10.0
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 def test_what_goes_in_comes_out(make_table: Any, feed: Any, clock: Any) -> None:
@@ -190,7 +184,7 @@ def test_a_queue_is_on_policy_and_never_deadlocks(make_table: Any, make_chunk: A
     assert waiting.status is SampleStatus.OK or "actors must insert" in waiting.reason
 
 
-def test_every_blocked_actor_has_its_turn(make_table: Any, make_chunk: Any) -> None:
+def test_every_blocked_actor_has_its_turn(make_table: Any, make_chunk: Any, eventually: Eventually) -> None:
     table = make_table(clock=time.monotonic, **LIMITED, max_waiting_inserts=2)
     names, stop = "abcde", threading.Event()
 
@@ -205,7 +199,7 @@ def test_every_blocked_actor_has_its_turn(make_table: Any, make_chunk: Any) -> N
     threads = [threading.Thread(target=act, args=(name,)) for name in names]
     for thread in threads:
         thread.start()
-    _until(
+    eventually(
         lambda: (
             table.sample(1, 16, max_wait_s=1.0).status is SampleStatus.OK and table.info().limiter.sampled_items > 3000
         )
@@ -253,12 +247,12 @@ def test_the_ratio_holds_either_side_and_says_why(make_table: Any, make_chunk: A
     assert "samples owed" in info.explanation
 
 
-def test_waiters_are_named_and_woken(make_table: Any, make_chunk: Any, feed: Any) -> None:
+def test_waiters_are_named_and_woken(make_table: Any, make_chunk: Any, feed: Any, eventually: Eventually) -> None:
     table = make_table(clock=time.monotonic, **LIMITED, max_waiting_inserts=1)
     samples: List[Any] = []
     sampler = threading.Thread(target=lambda: samples.append(table.sample(4, 16, max_wait_s=30.0, waiter="chief")))
     sampler.start()
-    _until(lambda: table.info().limiter.sample_blocked)
+    eventually(lambda: table.info().limiter.sample_blocked)
     [waiter] = table.info().waiters
     assert (waiter.peer_name, waiter.call) == ("chief", "Sample")
     assert "actors must insert" in waiter.reason
@@ -271,7 +265,7 @@ def test_waiters_are_named_and_woken(make_table: Any, make_chunk: Any, feed: Any
     chunk = make_chunk(sequence=sequence)
     inserter = threading.Thread(target=lambda: inserts.append(table.insert("a", 1, chunk, max_wait_s=30.0)))
     inserter.start()
-    _until(lambda: table.info().limiter.insert_blocked)
+    eventually(lambda: table.info().limiter.insert_blocked)
     crowded = table.insert("b", 1, make_chunk(), max_wait_s=30.0)
     assert crowded.status is InsertStatus.BLOCKED
     assert "1 other inserts wait already" in crowded.reason
@@ -290,14 +284,16 @@ def test_a_wait_ends_in_time(make_table: Any) -> None:
     assert 0.04 < time.monotonic() - start_s < 5.0
 
 
-def test_a_newer_life_overtakes_a_waiting_insert(make_table: Any, make_chunk: Any, feed: Any) -> None:
+def test_a_newer_life_overtakes_a_waiting_insert(
+    make_table: Any, make_chunk: Any, feed: Any, eventually: Eventually
+) -> None:
     table = make_table(clock=time.monotonic, **LIMITED)
     applied = feed(table, 10).count(InsertStatus.APPLIED)
     answers: List[Any] = []
     chunk = make_chunk(sequence=applied)
     thread = threading.Thread(target=lambda: answers.append(table.insert("a", 1, chunk, max_wait_s=30.0)))
     thread.start()
-    _until(lambda: table.info().limiter.insert_blocked)
+    eventually(lambda: table.info().limiter.insert_blocked)
     table.insert("a", 2, make_chunk(T=0), max_wait_s=0.0)
     while thread.is_alive():
         table.sample(4, 16, max_wait_s=0.1)
@@ -306,12 +302,12 @@ def test_a_newer_life_overtakes_a_waiting_insert(make_table: Any, make_chunk: An
     assert table.check_valid() is None
 
 
-def test_an_interruption_wakes_everyone(make_table: Any, feed: Any) -> None:
+def test_an_interruption_wakes_everyone(make_table: Any, feed: Any, eventually: Eventually) -> None:
     table = make_table(clock=time.monotonic)
     answers: List[Any] = []
     thread = threading.Thread(target=lambda: answers.append(table.sample(1, 1, max_wait_s=30.0)))
     thread.start()
-    _until(lambda: table.info().limiter.sample_blocked)
+    eventually(lambda: table.info().limiter.sample_blocked)
     table.interrupt("the replay is stopping")
     thread.join(10.0)
     assert answers[0].reason == "the replay is stopping"
@@ -401,132 +397,6 @@ def test_every_step_is_accounted_for_whatever_happens(
     assert steps.acknowledged == steps.resident + steps.overwritten + steps.reset + steps.quarantined + steps.lost_tail
     made = steps.items + steps.unripe + steps.unripe_evicted + steps.lost_tail + steps.quarantined
     assert steps.acknowledged == made
-
-
-BOUND = {"sampling": SamplerSettings(max_lag_updates=100), "n_step": 1}
-
-
-def _insert(table: Table, make_chunk: Any, sequence: int, version: int, **of_chunk: Any) -> InsertStatus:
-    chunk = make_chunk(sequence=sequence, **of_chunk)
-    chunk.policy_version[:] = version
-    return table.insert("a", 1, chunk, max_wait_s=0.0).status
-
-
-def _publish(table: Table, version: int, updates: int) -> None:
-    table.set_newest(version, updates)
-    assert table.check_valid() is None
-
-
-def _versions(table: Table) -> List[int]:
-    result = table.sample(4, 16, max_wait_s=0.0)
-    return sorted({int(version) for batch in result.batches for version in batch.policy_version})
-
-
-@pytest.mark.parametrize("selector", ["prioritized", "uniform", "fifo"])
-def test_items_beyond_the_bound_are_not_drawn(selector: str, make_table: Any, make_chunk: Any) -> None:
-    most = 100 if selector == "fifo" else 0
-    sampling = SamplerSettings(selector=selector, max_lag_updates=100, max_times_sampled=most)
-    table = make_table(n_step=1, sampling=sampling)
-    for version in (1, 2, 3):
-        _publish(table, version, 50 * version)
-        _insert(table, make_chunk, version - 1, version)
-    assert 1 in _versions(table)  # 100 behind
-    _publish(table, 3, 151)
-    assert _versions(table) == [2, 3]
-    info = table.info()
-    assert (info.sampling.num_expired, info.sampling.expired_items, info.num_items) == (8, 8, 14)
-    assert info.steps.resident == 24
-    _publish(table, 3, 201)
-    assert _versions(table) == [3]
-
-
-def test_an_expired_item_stays_so_whatever_priority_comes_back(make_table: Any, make_chunk: Any) -> None:
-    table = make_table(**BOUND)
-    _publish(table, 1, 0)
-    _insert(table, make_chunk, 0, 1)
-    _publish(table, 2, 150)
-    _insert(table, make_chunk, 1, 2)
-    assert table.update_priorities(np.arange(8), np.full(8, 1e6)).applied == 8
-    assert table.check_valid() is None
-    assert _versions(table) == [2]
-
-
-def test_steps_that_come_too_late_never_become_drawable(make_table: Any, make_chunk: Any) -> None:
-    table = make_table(**BOUND)
-    _publish(table, 1, 0)
-    _publish(table, 2, 150)
-    assert _insert(table, make_chunk, 0, 1) is InsertStatus.APPLIED
-    assert table.check_valid() is None
-    assert table.info().sampling.num_expired == 6  # the last step of each lane has an open window
-    assert table.sample(1, 4, max_wait_s=0.0).status is SampleStatus.WAITING
-
-
-def test_items_that_were_drawn_up_and_expire_are_counted_once(make_table: Any, make_chunk: Any) -> None:
-    sampling = SamplerSettings(max_lag_updates=100, max_times_sampled=16)
-    table = make_table(n_step=1, sampling=sampling)
-    _publish(table, 1, 0)
-    _insert(table, make_chunk, 0, 1)
-    while table.sample(1, 16, max_wait_s=0.0).batches:
-        assert table.check_valid() is None
-    assert table.info().sampling.num_exhausted > 0
-    _publish(table, 2, 150)
-    assert (table.info().sampling.num_exhausted, table.info().num_items) == (0, 0)
-    for sequence in range(1, 12):  # until those rows are overwritten
-        _insert(table, make_chunk, sequence, 2)
-        assert table.check_valid() is None
-    assert table.info().sampling.num_expired == 0
-
-
-def test_where_all_is_too_old_samples_wait_with_the_reason_and_inserts_go(make_table: Any, make_chunk: Any) -> None:
-    table = make_table(**{**LIMITED, **BOUND, "error_buffer": 128.0})
-    _publish(table, 1, 0)
-    sequence = 0
-    while _insert(table, make_chunk, sequence, 1) is InsertStatus.APPLIED:
-        sequence += 1
-    assert table.sample(1, 16, max_wait_s=0.0).batches
-    while _insert(table, make_chunk, sequence, 1) is InsertStatus.APPLIED:
-        sequence += 1
-    waiting: List[Any] = []
-    chunk = make_chunk(sequence=sequence)
-    chunk.policy_version[:] = 2
-    insert = threading.Thread(target=lambda: waiting.append(table.insert("a", 1, chunk, max_wait_s=60.0).status))
-    table._waiting._clock = time.monotonic
-    insert.start()
-    _until(lambda: table.info().limiter.insert_blocked)
-    _publish(table, 2, 150)
-    insert.join(10)  # nobody samples: it is the version that lets it go
-    assert waiting == [InsertStatus.APPLIED]
-    _publish(table, 3, 300)
-    result = table.sample(1, 16, max_wait_s=0.0)
-    assert result.status is SampleStatus.WAITING
-    assert "older than staleness.max_lag_updates allows: actors must insert steps of newer versions" in result.reason
-    assert result.reason in table.info().limiter.explanation
-    assert _insert(table, make_chunk, sequence + 1, 3) is InsertStatus.APPLIED
-    assert _versions(table) == [3]
-
-
-def test_the_bound_holds_when_the_replay_comes_back(make_durable: Any, make_chunk: Any) -> None:
-    durable = make_durable(n_step=1, sampling=SamplerSettings(max_lag_updates=100))
-    for version in (1, 2, 3):
-        _publish(durable.table, version, 60 * version)
-        _insert(durable.table, make_chunk, version - 1, version)
-    table = durable.reopen()  # which asks nobody for the updates
-    assert table.info().sampling.num_expired == 8
-    versions = {int(v) for batch in table.sample(4, 8, max_wait_s=0.0).batches for v in batch.policy_version}
-    assert versions == {2, 3}
-
-
-def test_the_bound_holds_when_a_crash_took_updates_from_the_chief(make_table: Any, make_chunk: Any) -> None:
-    table = make_table(**BOUND)
-    _publish(table, 1, 100)
-    _insert(table, make_chunk, 0, 1)
-    _publish(table, 2, 190)  # of the next life no checkpoint knows
-    _insert(table, make_chunk, 1, 2)
-    _publish(table, 1001, 110)
-    assert _versions(table) == [1, 2]
-    _publish(table, 1002, 215)
-    assert table.info().sampling.num_expired == 14  # what the lost version did counts as the checkpoint's
-    assert table.sample(1, 4, max_wait_s=0.0).status is SampleStatus.WAITING
 
 
 def test_transit_is_what_was_queued_and_what_the_replay_held(make_table: Any, make_chunk: Any, clock: Any) -> None:

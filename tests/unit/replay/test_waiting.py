@@ -10,13 +10,15 @@ import pytest
 from services.common.waits import Waits
 from services.replay import waiting
 from services.replay.waiting import INSERT_LIMITER, LATE_S, REASONS, SAMPLE_LIMITER, SAMPLE_MIN_SIZE, WaitingRoom
+from tests.conftest import Eventually
 from tests.fakes import FakeClock
 
 
 class Gate:
     """Lets through as many calls as there are tokens, and notes their order."""
 
-    def __init__(self) -> None:
+    def __init__(self, eventually: Eventually) -> None:
+        self._eventually = eventually
         self.lock = threading.RLock()
         self.waits = Waits(REASONS)
         self.room = WaitingRoom(self.lock, time.monotonic, self.waits)
@@ -44,30 +46,23 @@ class Gate:
         before = self.room.count("Insert")
         thread = threading.Thread(target=self.pass_through, args=(name,), kwargs=how)
         thread.start()
-        _until(lambda: self.room.count("Insert") == before + 1)
+        self._eventually(lambda: self.room.count("Insert") == before + 1)
         return thread
 
 
 @pytest.fixture
-def gate() -> Gate:
-    return Gate()
+def gate(eventually: Eventually) -> Gate:
+    return Gate(eventually)
 
 
-def _until(condition: Any) -> None:
-    deadline = time.monotonic() + 10.0
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
-def test_who_came_first_is_served_first_and_one_token_wakes_one(gate: Gate) -> None:
+def test_who_came_first_is_served_first_and_one_token_wakes_one(gate: Gate, eventually: Eventually) -> None:
     threads = [gate.start(name) for name in "abcde"]
     reasons = [waiter.reason for waiter in gate.room.waiters()]
     assert reasons[0] == "no token"
     assert reasons[3] == "3 calls came before it: no token"
     for n in range(5):
         gate.give()
-        _until(lambda n=n: len(gate.served) == n + 1)
+        eventually(lambda n=n: len(gate.served) == n + 1)
     assert gate.served == list("abcde")
     for thread in threads:
         thread.join(10.0)
@@ -92,10 +87,10 @@ def test_who_comes_later_does_not_overtake(gate: Gate) -> None:
     assert gate.served == ["a"]
 
 
-def test_a_peer_with_many_calls_holds_nobody_up(gate: Gate) -> None:
+def test_a_peer_with_many_calls_holds_nobody_up(gate: Gate, eventually: Eventually) -> None:
     threads = [gate.start("many") for _ in range(4)] + [gate.start("one")]
     gate.give()
-    _until(lambda: len(gate.served) == 1)
+    eventually(lambda: len(gate.served) == 1)
     threads.append(gate.start("one"))
     gate.give(5)
     for thread in threads:
@@ -105,11 +100,11 @@ def test_a_peer_with_many_calls_holds_nobody_up(gate: Gate) -> None:
     assert gate.served[4:] == ["many", "many"]
 
 
-def test_a_place_is_kept_for_who_left_in_vain(gate: Gate) -> None:
+def test_a_place_is_kept_for_who_left_in_vain(gate: Gate, eventually: Eventually) -> None:
     assert gate.pass_through("a", max_wait_s=0.0) == "no token"
     threads = [gate.start("b"), gate.start("a")]
     gate.give()
-    _until(lambda: len(gate.served) == 1)
+    eventually(lambda: len(gate.served) == 1)
     assert gate.served == ["a"]
     threads.append(gate.start("a"))  # served once, it stands behind
     gate.give(2)
@@ -134,7 +129,7 @@ def test_a_full_room_turns_away_and_makes_way_for_who_was_turned_away_before(gat
     assert gate.served == ["a", "b"]
 
 
-def test_nobody_starves_in_a_room_that_is_too_small(gate: Gate) -> None:
+def test_nobody_starves_in_a_room_that_is_too_small(gate: Gate, eventually: Eventually) -> None:
     stop = threading.Event()
 
     def actor(name: str) -> None:
@@ -147,7 +142,7 @@ def test_nobody_starves_in_a_room_that_is_too_small(gate: Gate) -> None:
         thread.start()
     for n in range(120):
         gate.give()
-        _until(lambda n=n: len(gate.served) > n)
+        eventually(lambda n=n: len(gate.served) > n)
     stop.set()
     for thread in threads:
         thread.join(10.0)

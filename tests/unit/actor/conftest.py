@@ -1,0 +1,45 @@
+"""What a chunk sender needs: a replay to send to, and an end."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List
+
+import pytest
+
+from services.actor.chunk_sender import ChunkSender
+from services.common.lifecycle import Lifecycle
+from services.common.peer import Peer
+from shoal.v1 import experience_pb2
+from tests.fakes import RUN_ID, SCHEMA, FakeLog
+from tests.unit.actor.sending import Replay
+
+
+@pytest.fixture
+def replay() -> Replay:
+    """It is served by who needs it."""
+    return Replay()
+
+
+@pytest.fixture
+def make_sender(lifecycle: Lifecycle, log: FakeLog) -> Any:
+    """Makes senders; `run` with the test's life. Those that still run at the end are closed."""
+    made: List[ChunkSender] = []
+
+    def make(address: str, **changes: Any) -> ChunkSender:
+        arguments: Dict[str, Any] = {
+            "peer": Peer(RUN_ID, experience_pb2.ROLE_ACTOR, "actor-0"),
+            "schema": SCHEMA,
+            "buffer_chunks": 4,
+            "drop_oldest": False,
+            "on_version": lambda _version: None,
+            "stopping": lifecycle.stopping,
+            "log": log,
+            **changes,
+        }
+        made.append(ChunkSender(address, **arguments))
+        return made[-1]
+
+    yield make
+    lifecycle.stop("the test is over")
+    for one in made:
+        one.close()
