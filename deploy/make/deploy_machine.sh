@@ -2,7 +2,7 @@
 # Makes this machine one on which `make deploy-test` can run: installs what it needs, and tries what the kernel must allow.
 # Ends with 1, and a line that says why, where that cannot be.
 set -euo pipefail
-packages=(docker.io iptables mmdebstrap systemd-container iproute2 prometheus prometheus-alertmanager)
+packages=(docker.io iptables mmdebstrap systemd-container iproute2 procps prometheus prometheus-alertmanager)
 
 lacks() { echo "NOT TESTED: deployment; $1" >&2; exit 1; }
 

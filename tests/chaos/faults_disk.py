@@ -130,7 +130,7 @@ def _learner_ends(trial: Trial, *words: str) -> int:
     """The learner ends by itself, in one sentence with `words`; returns the updates that it was seen to have done."""
     before = len(trial.system.log("learner"))
     trial.remember("learner")
-    code = trial.system.wait("learner", 60.0)
+    code = trial.system.wait("learner", 60.0 * trial.strain)
     trial.note_end("learner")
     trial.says_why("learner", code, before, *words)
     return trial.observer.watch.updates

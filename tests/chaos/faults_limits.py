@@ -42,7 +42,7 @@ def out_of_memory(trial: Trial, name: str) -> None:
     group.limit(group.used_bytes() + ROOM_BYTES)
     hog = subprocess.Popen([*into_group, sys.executable, "-c", HOG])
     try:
-        code = trial.system.wait(name, 60.0)
+        code = trial.system.wait(name, 60.0 * trial.strain)
         trial.note_end(name)
     finally:
         group.limit(-1)

@@ -14,7 +14,10 @@ if [ ! -s "$root" ]; then
   aside="$(mktemp "$cache/aside-XXXXXX.tar")"
   trap 'rm -f "$aside"' EXIT
   echo "making a Debian root file system (three minutes, once)" >&2
-  mmdebstrap --quiet --variant=minbase --include="$packages" "$suite" "$aside"
+  for try in 1 2 3; do  # a fetch may fail
+    mmdebstrap --quiet --variant=minbase --include="$packages" "$suite" "$aside" && break
+    [ "$try" -lt 3 ]
+  done
   mv "$aside" "$root"
   trap - EXIT
 fi

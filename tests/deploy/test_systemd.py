@@ -22,6 +22,7 @@ LEARNER = "learner"
 STOP_S = 10.0
 BAR = 0.9
 RUNTIME_UNITS = "/run/systemd/system"
+_ALL_THERE = f"test -s {RUN}/staleness.jsonl -a -s {RUN}/evaluations.jsonl"  # what the page reads next
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         steps = numbered(made.steps)
         made.follow([step for step in steps if step.heading < "6"])
         made.until(
-            lambda: made.updates() > 0 and made[LEARNER].run(f"ls {RUN}/staleness.jsonl", check=False), "it trains", 120
+            lambda: made.updates() > 0 and made[LEARNER].run(f"{_ALL_THERE} && echo yes", check=False), "it trains", 120
         )
         made.follow([step for step in steps if step.heading >= "6"])
         yield made
@@ -222,11 +223,11 @@ def test_a_partition_heals(cluster: Cluster) -> None:
 
 def test_a_service_that_makes_no_progress_is_restarted_and_one_that_waits_is_not(cluster: Cluster) -> None:
     for machine, unit in (("replay", "shoal-replay@0"), ("actor1", "shoal-actor@0")):
-        _drop_in(cluster[machine], unit, "[Service]\nWatchdogSec=6\nTimeoutAbortSec=2")
+        _drop_in(cluster[machine], unit, "[Service]\nWatchdogSec=10\nTimeoutAbortSec=2")
         cluster[machine].run(f"systemctl restart {unit}")
     pids = {name: cluster.pid(name, UNITS[name][0]) for name in ("replay", "actor1")}
     cluster["learner"].run("systemctl stop shoal-learner")  # the others wait now, and can say for what
-    time.sleep(13)
+    time.sleep(22)
     assert {name: cluster.pid(name, UNITS[name][0]) for name in pids} == pids
     cluster["learner"].run("systemctl start shoal-learner")
     for machine, pid in pids.items():

@@ -121,10 +121,15 @@ def test_a_load_that_never_had_all_its_actors_says_nothing(replay: Replay, clock
 
 
 def test_a_call_that_does_not_end_is_told() -> None:
-    release = threading.Event()
-    draws = Draws(lambda max_wait_s: (release.wait(30.0) and None) or None, 0.001, time.monotonic)
+    begun, release = threading.Event(), threading.Event()
+
+    def draw(max_wait_s: float) -> None:
+        begun.set()
+        release.wait(30.0)
+
+    draws = Draws(draw, 0.001, time.monotonic)
     draws.start()
-    time.sleep(0.05)
+    assert begun.wait(10.0)
     draws.stop(timeout_s=0.05)
     assert "the sampler's last call does not end" in draws.faults()
     release.set()

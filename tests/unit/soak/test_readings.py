@@ -29,6 +29,13 @@ def test_a_leak_is_found_and_noise_and_a_jump_are_not() -> None:
     assert any("threads grew" in fault for fault in _series(noise, np.linspace(8, 20, 100)).faults())
 
 
+@pytest.mark.parametrize("at", range(20, 60))
+def test_two_more_threads_of_a_pool_are_no_leak_whenever_they_come(at: int) -> None:
+    threads = np.full(60, 16)
+    threads[at:] += 2
+    assert _series(np.full(60, 100 * MIB), threads).faults() == []
+
+
 @pytest.mark.parametrize("slope", [0.0, 1.0, -2.0])
 def test_growth_is_that_behind_the_warm_up(slope: float) -> None:
     values = np.arange(100) * slope
