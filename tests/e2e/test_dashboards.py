@@ -5,19 +5,19 @@ from __future__ import annotations
 import math
 import os
 import signal
-import time
-from typing import Any, Dict, Iterator, List
+from typing import Any, Dict, Iterator, List, Optional
 
 import pytest
 
 from tests.e2e import panels
+from tests.e2e.launcher import wait_for
 from tests.e2e.monitored import ACTORS, MonitoredRun
 from tests.e2e.panels import Target
 from tests.e2e.prometheus import Prometheus, prometheus_binary
 
 DASHBOARDS = {dashboard["uid"]: dashboard for dashboard in panels.dashboards()}
 TARGETS = [target for dashboard in DASHBOARDS.values() for target in panels.targets(dashboard)]
-STOPPED_S = 25
+ARRIVES_S = 30  # until what has come about is drawn
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -66,8 +66,8 @@ def test_the_query_finds_something_with_the_labels_of_its_legend(prometheus: Pro
     widest = {name: offered[0] for name, offered in choices.items()}
     narrowest = {name: offered[-1] for name, offered in choices.items()}
     for values in (widest, narrowest):
-        series = series_of(prometheus, target, values)
-        assert series, f"empty with {values}: {panels.substituted(target.expr, values)}"
+        empty = f"a number with {values}: {panels.substituted(target.expr, values)}"
+        series = wait_for(lambda values=values: series_of(prometheus, target, values) or None, empty, ARRIVES_S)
         for each in series:
             assert target.legend_labels <= set(each["metric"]), f"{target.legend} of {each['metric']}"
 
@@ -91,6 +91,15 @@ def largest(prometheus: Prometheus, uid: str, panel: str, ref_id: str = "A") -> 
     return max(series_of(prometheus, target, values), key=lambda each: float(each["numbers"][-1]))
 
 
+def comes_to_the_top(prometheus: Prometheus, labels: Dict[str, str], *panel: str) -> None:
+    """A series with these labels becomes the topmost of a panel, (uid, title, ref_id)."""
+
+    def look() -> Optional[bool]:
+        return labels.items() <= largest(prometheus, *panel)["metric"].items() or None
+
+    wait_for(look, f"{labels} at the top of {panel}", ARRIVES_S)
+
+
 def test_no_share_of_the_items_is_said_to_be_older_than_the_oldest(prometheus: Prometheus) -> None:
     share = largest(prometheus, "shoal-staleness", "95 % are below")["numbers"][-1]
     oldest = largest(prometheus, "shoal-staleness", "Actors, the most stale first", "C")["numbers"][-1]
@@ -103,18 +112,13 @@ def test_a_newcomer_sees_which_actor_is_stale_and_why_the_learner_waits(
     stopped = [run.launcher.children()["actor-1"]]
     os.kill(stopped[0], signal.SIGSTOP)
     try:
-        time.sleep(STOPPED_S)
-        assert largest(prometheus, "shoal-overview", "The most stale actors")["metric"]["actor"] == "actor-1"
-        stale = "Actors, the most stale first"
-        assert largest(prometheus, "shoal-staleness", stale)["metric"]["actor"] == "actor-1"
-        assert largest(prometheus, "shoal-staleness", stale, "E")["metric"]["actor"] == "actor-1"  # silent
-
+        table = ("shoal-staleness", "Actors, the most stale first")
+        for panel in (("shoal-overview", "The most stale actors"), table, (*table, "E")):  # E: silent
+            comes_to_the_top(prometheus, {"actor": "actor-1"}, *panel)
         stopped.append(run.launcher.children()["actor-0"])
         os.kill(stopped[1], signal.SIGSTOP)
-        time.sleep(STOPPED_S)
-        waits = largest(prometheus, "shoal-overview", "What the learner waits for")["metric"]
-        held = largest(prometheus, "shoal-overview", "Whom the replay holds back")["metric"]
-        assert (waits["reason"], held["reason"]) == ("batches", "sample_limiter")
+        comes_to_the_top(prometheus, {"reason": "batches"}, "shoal-overview", "What the learner waits for")
+        comes_to_the_top(prometheus, {"reason": "sample_limiter"}, "shoal-overview", "Whom the replay holds back")
     finally:
         for pid in stopped:
             os.kill(pid, signal.SIGCONT)

@@ -133,7 +133,9 @@ def test_a_run_with_a_helper_and_a_bound_serves_what_the_page_says(up: Up, tmp_p
     assert learner["shoal_learner_bound_breaches_total"] == 0
     assert learner["shoal_learner_run_state training"] == 1
     assert learner["shoal_learner_checkpoint_age_seconds"] < 60
-    assert learner["shoal_learner_trained_items_total"] == 128 * learner["shoal_learner_updates_total"] > 0
+    # An update may end while the page is made.
+    assert abs(learner["shoal_learner_trained_items_total"] - 128 * learner["shoal_learner_updates_total"]) <= 128
+    assert learner["shoal_learner_updates_total"] > 0
     assert learner["shoal_learner_published_versions_total"] > 0
     assert learner["shoal_learner_parameters_bytes"] > 1000
     assert learner["shoal_learner_waited_seconds_total schema"] > 0

@@ -220,7 +220,7 @@ def test_samples_are_answered_in_time_while_a_hundred_writers_push(process: Any,
         # A slow machine takes its time, which p99 judges: the number of calls only makes sure that there is one.
         while time.monotonic() < begun + (3.0 if min(applied) > 0 and len(took) > 20 else 20.0):
             began = time.perf_counter()
-            answer = client.sample(4, 64, wait_s=1.0)
+            answer = client.sample(4, 64, wait_s=0.3)
             took.append(time.perf_counter() - began)
             assert answer.status == OK or answer.reason
     finally:

@@ -107,12 +107,12 @@ def test_a_step_goes_on_when_the_lease_of_a_dead_helper_ends(
     chief = Chief(lease_s=0.5)
     chief.begin()
     living, dead = Pusher(chief), Pusher(chief, "dead")
+    began = time.monotonic()
     open_base(chief, living, dead)
     dead.close()
     answer = threads.submit(living.push, living.request())
-    began = time.monotonic()
     chief.step()
-    assert 0.1 < time.monotonic() - began < 3
+    assert 0.5 <= time.monotonic() - began < 5
     assert answer.result(10).status == Status.PUSH_STATUS_ACCEPTED
     living.close()
     chief.stop()
@@ -261,7 +261,7 @@ def test_cancelled_calls_leave_nothing_behind(chief: Chief, pusher: Pusher, even
     gc.collect()
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert threading.active_count() <= threads_before
+    assert threading.active_count() <= threads_before + 2 + chief.collaboration.num_threads  # the server's pool
     assert after - before < 100_000  # a gradient alone has 5 kB: 150 of them would show
     assert chief.exchange.check_valid() is None
     chief.step()

@@ -52,7 +52,7 @@ def test_foreign_protocols_do_no_harm(port: str, attacked: Attacked) -> None:
             stranger.close()
 
 
-def test_calls_that_bring_no_request_are_given_up(attacked: Attacked) -> None:
+def test_calls_that_bring_no_request_are_given_up(attacked: Attacked, eventually: Eventually) -> None:
     token = attacked.token("monitor")
     with attacked.dial(attacked.server.port) as stranger:
         opened = b"".join(http2.headers(stream, attacked.info, token) for stream in range(1, 2 * WORKERS + 1, 2))
@@ -65,8 +65,9 @@ def test_calls_that_bring_no_request_are_given_up(attacked: Attacked) -> None:
         began_s = time.monotonic()
         attacked.check_served()
         assert time.monotonic() - began_s < CROWDED_S + HONEST_S
-    # So many, until it is no crowd any more; the others have the time that everybody has.
-    assert WORKERS - WORKERS // 2 < attacked.rejected("slow") <= WORKERS
+        # So many, until it is no crowd any more; the others have the time that everybody has.
+        eventually(lambda: attacked.rejected("slow") > WORKERS - WORKERS // 2)
+    assert attacked.rejected("slow") <= WORKERS
 
 
 class Unread:
@@ -98,11 +99,11 @@ class Unread:
 def test_answers_that_nobody_takes_are_bounded_and_given_up(
     how: str, attacked: Attacked, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(request_gate, "TAKE_S", 1.0)
     gate = attacked.server._gate
     peak = Peak()
     with peak:
         unread = Unread(attacked, how, num_connections=3, num_calls=128)
+        monkeypatch.setattr(request_gate, "TAKE_S", 1.0)  # not before: what is given up makes room for more
         attacked.check_served()
     assert attacked.rejected("crowded") > 50, "so many that fit were no attack"
     assert peak.grown_bytes < 320 << 20  # 32 MiB and copies, and what eight threads work on; unbounded 507 and 4,555

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-import time
+import itertools
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -442,24 +441,22 @@ def test_an_actor_whose_weights_never_arrive_is_seen_falling_behind(chief: Chief
 
 
 def test_a_slow_reader_of_large_sets_gets_to_an_end_beside_a_fast_publisher(
-    chief: Chief, serve: Serve, lifecycle: Lifecycle
+    chief: Chief, serve: Serve, lifecycle: Lifecycle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    download, caller = _download(chief, serve(ADD, chief.servicer()), lifecycle, ACT, Peer(RUN_ID, ACTOR, "a"), 100)
-    stop = threading.Event()
+    servicer = chief.servicer()
+    answer, calls = servicer.Get, itertools.count(1)
 
-    def publish() -> None:
-        while not stop.is_set():
+    def get(request: Any, context: Any) -> Any:
+        if next(calls) % 5 == 0:
             chief.publish(1.0)
-            time.sleep(0.001)
+        return answer(request, context)
 
+    monkeypatch.setattr(servicer, "Get", get)
+    download, caller = _download(chief, serve(ADD, servicer), lifecycle, ACT, Peer(RUN_ID, ACTOR, "a"), 100)
     chief.publish(1.0)
-    publisher = threading.Thread(target=publish)
-    publisher.start()
     try:
         download.fetch()  # 42 parts, and many versions meanwhile
     finally:
-        stop.set()
-        publisher.join()
         caller.close()
     newest: Any = chief.store.newest
     assert newest.version > download.newest.version + 2

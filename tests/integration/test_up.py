@@ -22,7 +22,7 @@ from services.cli.__main__ import main
 sys.exit(main())
 """
 
-# Notes its start, so that a test can count lives and find who is still there.
+# Notes its start when it can be stopped, so that a test can count lives and find who is still there.
 HEAD = """
 import json, os, sys, time
 from pathlib import Path
@@ -30,18 +30,19 @@ from services.common.lifecycle import Lifecycle
 name = sys.argv[sys.argv.index("--actor.name") + 1] if "--actor.name" in sys.argv else {role!r}
 lives = Path({folder!r}) / "lives.jsonl"
 life = sum(json.loads(line)["name"] == name for line in lives.read_text().splitlines()) if lives.exists() else 0
-with lives.open("a") as stream:
-    stream.write(json.dumps(dict(name=name, pid=os.getpid(), time=time.monotonic(), argv=sys.argv)) + chr(10))
 lifecycle = Lifecycle()
 lifecycle.start(os.environ)
+{early}
 print("12:00:00 info    hello from", name, flush=True)
+with lives.open("a") as stream:
+    stream.write(json.dumps(dict(name=name, pid=os.getpid(), time=time.monotonic(), argv=sys.argv)) + chr(10))
 """
 
 LOYAL = "lifecycle.stopping.wait()\n"
 FINISHED = (
     "import pathlib; time.sleep(0.5); pathlib.Path('runs/a/progress.json').write_text('{\"is_finished\": true}')\n"
 )
-STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)\n"
+STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
 REPORT = "print('the final table', flush=True)\nsys.exit(5)\n"
 
 
@@ -55,8 +56,9 @@ class Up:
         self.processes = []
         self.output = ""
 
-    def stand_in(self, role, body):
-        (self.folder / f"stand_in_{role}.py").write_text(HEAD.format(role=role, folder=str(self.folder)) + body)
+    def stand_in(self, role, body, early=""):
+        head = HEAD.format(role=role, folder=str(self.folder), early=early)
+        (self.folder / f"stand_in_{role}.py").write_text(head + body)
 
     def start(self, *words):
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(self.folder), *sys.path])}
@@ -150,18 +152,18 @@ def test_processes_are_asked_to_stop_in_order(up):
 
 
 def test_who_does_not_stop_is_killed_within_ten_seconds_and_named(up):
-    up.stand_in("actor", STUBBORN)
+    up.stand_in("actor", "time.sleep(60)\n", STUBBORN)
     up.start().wait_for_lives(*ALL)
     begun_s = time.monotonic()
     up.process.send_signal(signal.SIGINT)
     assert up.end() == 130
-    assert time.monotonic() - begun_s < 10.5
+    assert time.monotonic() - begun_s < 13  # the launcher's own end comes after it
     assert up.alive() == []
     assert "killing actor-0, actor-1: still there after 9.5 s" in up.output
 
 
 def test_a_second_ctrl_c_kills_at_once(up):
-    up.stand_in("replay", STUBBORN)
+    up.stand_in("replay", "time.sleep(60)\n", STUBBORN)
     up.start().wait_for_lives(*ALL)
     up.process.send_signal(signal.SIGINT)
     time.sleep(1.0)
