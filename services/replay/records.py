@@ -197,7 +197,7 @@ def check_chunks(chunks: npt.NDArray[Any], capacity: int, reserved: int) -> None
     Raises:
         ValueError: one of them claims more rows than a ring holds, or rows of another.
     """
-    steps = chunks["num_steps"].astype(np.float64) * chunks["num_lanes"]  # no integer holds every product
+    steps = chunks["num_steps"].astype(np.float64) * chunks["num_lanes"]  # no int64 holds every product
     final = chunks["num_final"].astype(np.float64)
     absurd = np.flatnonzero((steps + final > capacity) | (final > steps))
     if len(absurd):
