@@ -1,4 +1,4 @@
-"""What a table is, for comparing it with what came back; and ways for its process to die."""
+"""What a table is, for comparing it with what came back; chunks of any kind, and ways for its process to die."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ from typing import Any, Dict, List
 
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 
 from services.replay.chunk_log import ChunkLog
 from services.replay.items import StepOutcome
 from services.replay.ring import Ring
 from services.replay.table import Table
+
+# Settings of a table whose rate limiter holds inserts and samples.
+LIMITED = {"samples_per_insert": 2.0, "error_buffer": 64.0, "min_size_to_sample": 4, "max_chunk_steps": 8, "n_step": 1}
 
 
 class Killed(BaseException):
@@ -55,6 +59,29 @@ def state_of(table: Table) -> Any:
         for record in table._admission.actors.values()
     }
     return table.store.counters, table.store.ring.reserved, groups, columns_of(table), ages_of(table)
+
+
+def draw_chunk(data: Any, make_chunk: Any, event: str, life: List[int]) -> Any:
+    """A chunk of an actor with anything in it, the next one of `life`: incarnation, sequence, first step.
+
+    Args:
+        data: of hypothesis.
+        make_chunk: the fixture.
+        event: "restart" begins another life, "gap" leaves steps out, "sick" makes a reward NaN.
+        life: of the actor; moved on by "restart" and "gap".
+    """
+    if event == "restart":
+        life[:] = [life[0] + 1, 0, 0]
+    life[2] += event == "gap"
+    T = data.draw(st.integers(0, 4))
+    places = st.lists(st.tuples(st.integers(0, max(0, T - 1)), st.integers(0, 1)), max_size=3, unique=True)
+    marks = {kind: data.draw(places) if T else [] for kind in ("ends", "time_outs", "resets")}
+    has_final = data.draw(st.booleans()) and not marks["resets"]
+    cut = has_final and data.draw(st.booleans()) and T > 0
+    chunk = make_chunk(T=T, sequence=life[1], first_step=life[2], cut=cut, final=has_final, **marks)
+    if event == "sick" and T:
+        chunk.reward[data.draw(st.integers(0, T - 1)), 0] = np.nan
+    return chunk
 
 
 STAGES = ["reserve", "evict", "half the columns", "settle", "half a record", "record", "commit"]

@@ -9,7 +9,7 @@ from typing import List
 import pytest
 
 HERE = Path(__file__).parent
-TIMEOUT_S = 2400  # of one test, with the set-up before it, which may make a root file system
+TIMEOUT_S = 1500  # of one test, with the set-up before it, which may make a root file system
 
 
 def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:

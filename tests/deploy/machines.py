@@ -20,7 +20,7 @@ from typing_extensions import Self
 
 HERE = Path(__file__).parent
 TOOLS = ("mmdebstrap", "systemd-nspawn", "ip", "nsenter", "setpriv")
-BOOT_S = 180.0
+BOOT_S = 60.0
 NETWORK = "10.77.0"
 PREFIX = "shoal-test-"  # of names that the host sees, with the process id of the run behind it
 CONTROL_GROUPS = Path("/sys/fs/cgroup")

@@ -112,7 +112,7 @@ def test_a_step_goes_on_when_the_lease_of_a_dead_helper_ends(
     dead.close()
     answer = threads.submit(living.push, living.request())
     chief.step()
-    assert 0.5 <= time.monotonic() - began < 5
+    assert 0.5 <= time.monotonic() - began < 3
     assert answer.result(10).status == Status.PUSH_STATUS_ACCEPTED
     living.close()
     chief.stop()
@@ -240,6 +240,11 @@ def test_before_the_first_actor_a_helper_is_asked_to_come_again() -> None:
     chief.stop()
 
 
+def _threads_beside_pools() -> int:
+    """A pool, which is bounded, may start its last thread at any call."""
+    return sum("ThreadPoolExecutor" not in thread.name for thread in threading.enumerate())
+
+
 def test_cancelled_calls_leave_nothing_behind(chief: Chief, pusher: Pusher, eventually: Eventually) -> None:
     """Pushes that are cancelled while they wait, over and over: one gradient a helper is kept, no thread, no memory."""
     open_base(chief, pusher)
@@ -254,14 +259,14 @@ def test_cancelled_calls_leave_nothing_behind(chief: Chief, pusher: Pusher, even
 
     cancel(20)  # the first ones fill pools
     gc.collect()
-    threads_before = threading.active_count()
+    threads_before = _threads_beside_pools()
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
     cancel(150)
     gc.collect()
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert threading.active_count() <= threads_before + 2 + chief.collaboration.num_threads  # the server's pool
+    assert _threads_beside_pools() <= threads_before
     assert after - before < 100_000  # a gradient alone has 5 kB: 150 of them would show
     assert chief.exchange.check_valid() is None
     chief.step()

@@ -163,13 +163,8 @@ def jain_index(inserted: npt.NDArray[np.float64]) -> float:
 
 
 def unfair(inserted: npt.NDArray[np.float64]) -> List[str]:
-    """What is wrong with the actors' shares, <float64>[actors], chunks that were inserted.
-
-    One chunk more or less than the mean is no difference: chunks are whole, and the end comes to somebody first.
-    """
+    """What is wrong with the actors' shares, <float64>[actors], chunks that were inserted."""
     found = []
-    mean = inserted.mean()
-    inserted = mean + np.sign(inserted - mean) * np.maximum(0.0, np.abs(inserted - mean) - 1.0)
     least = float(inserted.min() / max(1.0, inserted.mean()))
     if least < MIN_SHARE:
         found.append(f"an actor had {least:.2f} of the mean share of inserts, and must have {MIN_SHARE}")

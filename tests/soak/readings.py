@@ -24,7 +24,6 @@ class Tolerance:
 
     share: float = 0.01  # of the median
     least_bytes: int = 2 * MIB  # whatever the median is: allocators take and give back pages
-    least_count: float = 3.0  # of descriptors and threads: pools grow by one or two when they are first full
 
 
 @dataclass
@@ -61,7 +60,7 @@ class Series:
         for name in ("descriptors", "threads"):
             values = warm(np.array(getattr(self, name), np.float64))
             growth = growth_of(np.array(getattr(self, name), np.float64))
-            if growth > max(tolerance.least_count, 0.05 * float(np.median(values))):
+            if growth > max(1.0, 0.05 * float(np.median(values))):
                 found.append(f"{name} grew by {growth:.1f} from {values[0]:.0f}")
         return found
 
@@ -85,8 +84,8 @@ def warm(values: np.ndarray) -> np.ndarray:
 def growth_of(values: np.ndarray) -> float:
     """Growth over a series behind its warm-up, by the median of the slopes of all pairs (Theil and Sen).
 
-    A single jump (an arena that was taken) moves it little in noise, and by a little more than itself where all else is
-    level; a leak in full.
+    A single jump (an arena that was taken) moves it little, a leak in full. Nothing grows by more than the range of its
+    readings, as the slopes around a jump of a count would have it.
     """
     values = warm(values)
     n = len(values)
@@ -94,7 +93,8 @@ def growth_of(values: np.ndarray) -> float:
         return 0.0
     first, second = np.triu_indices(n, 1)
     slopes = (values[second] - values[first]) / (second - first)
-    return float(np.median(slopes)) * (n - 1)
+    reach = float(values.max() - values.min())
+    return float(np.clip(np.median(slopes) * (n - 1), -reach, reach))
 
 
 def _sizes(file: Path) -> Dict[str, int]:

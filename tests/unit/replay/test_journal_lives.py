@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from services.replay.admission import InsertStatus
 from services.replay.sampler_settings import SamplerSettings
-from tests.table_states import STAGES, Killed, kill_at, state_of
+from tests.table_states import STAGES, Killed, draw_chunk, kill_at, state_of
 
 EVENT = st.sampled_from(
     ["insert", "insert", "insert", "gap", "restart", "close", "silence", "sick", "sample", "resend", "reopen", "kill",
@@ -88,18 +88,8 @@ def _live(data: Any, durable: Any, make_chunk: Any, clock: Any, boot: List[str])
 
 def _insert(data: Any, durable: Any, make_chunk: Any, event: str, name: str, life: List[int]) -> None:
     table = durable.table
-    if event == "restart":
-        life[:] = [life[0] + 1, 0, 0]
-    life[2] += event == "gap"
-    T = data.draw(st.integers(0, 4))
-    places = st.lists(st.tuples(st.integers(0, max(0, T - 1)), st.integers(0, 1)), max_size=3, unique=True)
-    marks = {kind: data.draw(places) if T else [] for kind in ("ends", "time_outs", "resets")}
-    has_final = data.draw(st.booleans()) and not marks["resets"]
-    cut = has_final and data.draw(st.booleans()) and T > 0
-    chunk = make_chunk(T=T, sequence=life[1], first_step=life[2], cut=cut, final=has_final, **marks)
+    chunk = draw_chunk(data, make_chunk, event, life)
     chunk.policy_version[:] = data.draw(st.integers(0, table.newest_version))
-    if event == "sick" and T:
-        chunk.reward[data.draw(st.integers(0, T - 1)), 0] = np.nan
     before_steps = table.info().steps.acknowledged
     if event == "kill":
         with pytest.MonkeyPatch.context() as patches:
@@ -114,6 +104,6 @@ def _insert(data: Any, durable: Any, make_chunk: Any, event: str, name: str, lif
     assert status in ((InsertStatus.APPLIED, InsertStatus.DUPLICATE)[: 1 + (event == "kill")])
     assert table.info().steps.acknowledged == before_steps + chunk.num_valid
     life[1] += 1
-    life[2] += T
+    life[2] += chunk.num_steps
     if event == "resend":
         assert table.insert(name, life[0], chunk, max_wait_s=0.0).status is InsertStatus.DUPLICATE

@@ -12,6 +12,7 @@ import pytest
 from services.replay.sampler_settings import SamplerSettings
 from services.replay.table import InsertStatus, SampleStatus, Table
 from tests.conftest import Eventually
+from tests.table_states import LIMITED
 
 BOUND = {"sampling": SamplerSettings(max_lag_updates=100), "n_step": 1}
 
@@ -90,8 +91,7 @@ def test_items_that_were_drawn_up_and_expire_are_counted_once(make_table: Any, m
 def test_where_all_is_too_old_samples_wait_with_the_reason_and_inserts_go(
     make_table: Any, make_chunk: Any, eventually: Eventually
 ) -> None:
-    limited = {"samples_per_insert": 2.0, "error_buffer": 128.0, "min_size_to_sample": 4, "max_chunk_steps": 8}
-    table = make_table(**limited, **BOUND)
+    table = make_table(**{**LIMITED, **BOUND, "error_buffer": 128.0})
     _publish(table, 1, 0)
     sequence = 0
     while _insert(table, make_chunk, sequence, 1) is InsertStatus.APPLIED:

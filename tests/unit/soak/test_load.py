@@ -9,33 +9,26 @@ from tests.soak.load import MIN_JAIN, MIN_SHARE, jain_index, unfair
 def test_equal_shares_are_fair() -> None:
     assert unfair(np.full(256, 20.0)) == []
     assert unfair(20.0 + np.arange(256.0) % 3) == []
-    assert unfair(1.0 + np.arange(256.0) % 3) == []  # whole chunks of a short load
 
 
 def test_one_who_gets_little_is_named_though_the_index_is_high() -> None:
     inserted = np.full(256, 20.0)
-    inserted[7] = 20.0 * MIN_SHARE - 2
+    inserted[7] = 20.0 * MIN_SHARE - 1
     assert jain_index(inserted) > 0.99
-    (fault,) = unfair(inserted)  # with the chunk that is forgiven
+    (fault,) = unfair(inserted)
     assert "0.45 of the mean share" in fault
 
 
 def test_two_classes_of_actors_are_unfair_though_nobody_falls_below_the_least_share() -> None:
-    inserted = np.repeat([12.0, 26.0], 128)
+    inserted = np.repeat([12.0, 24.0], 128)
     assert inserted.min() / inserted.mean() > MIN_SHARE
     (fault,) = unfair(inserted)
-    assert "Jain's index is 0.909" in fault
+    assert "Jain's index is 0.900" in fault
     assert jain_index(inserted) < MIN_JAIN
 
 
 def test_where_nobody_gets_anything_it_is_unfair() -> None:
     assert len(unfair(np.zeros(4))) == 2
-
-
-def test_one_who_gets_nothing_is_named_in_a_short_load_too() -> None:
-    inserted = np.full(256, 3.0)
-    inserted[7] = 0.0
-    assert len(unfair(inserted)) == 1
 
 
 @pytest.mark.parametrize("count", [1, 5, 64])

@@ -30,9 +30,9 @@ def test_a_leak_is_found_and_noise_and_a_jump_are_not() -> None:
 
 
 @pytest.mark.parametrize("at", range(20, 60))
-def test_two_more_threads_of_a_pool_are_no_leak_whenever_they_come(at: int) -> None:
+def test_one_more_thread_of_a_pool_is_no_leak_whenever_it_comes(at: int) -> None:
     threads = np.full(60, 16)
-    threads[at:] += 2
+    threads[at:] += 1
     assert _series(np.full(60, 100 * MIB), threads).faults() == []
 
 
