@@ -96,8 +96,8 @@ class RingFolder:
             lock = take_lock(aside)
             _check_space(aside, ring_format)
             for spec in all_columns(ring_format.schema):
-                _take_space(column_file(aside, spec.name), spec.row_bytes * ring_format.capacity)
-            _take_space(aside / GUARDS_FILE, NUM_GUARDS * 8)
+                take_space(column_file(aside, spec.name), spec.row_bytes * ring_format.capacity)
+            take_space(aside / GUARDS_FILE, NUM_GUARDS * 8)
             _write_nonce(aside, nonce)
             ring_format = replace(ring_format, boot_id=boot_id(), keys_id=secrets.randbits(62))
             write_atomically(aside / FORMAT_FILE, ring_format.to_bytes(), FILE_MODE)
@@ -288,7 +288,12 @@ def _check_space(folder: Path, ring_format: RingFormat) -> None:
     )
 
 
-def _take_space(file: Path, num_bytes: int) -> None:
+def take_space(file: Path, num_bytes: int) -> None:
+    """Make a file of `num_bytes` zeros, all of them on the disk: a mapping without space behind it ends in SIGBUS.
+
+    Raises:
+        OSError: there is no space, or the file exists.
+    """
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, FILE_MODE)
     try:
         os.fchmod(descriptor, FILE_MODE)

@@ -1,8 +1,9 @@
 """Snapshots: a consistent copy of a ring's folder while traffic goes on.
 
-The log is held at one instant, then the columns are copied without a lock. What was overwritten meanwhile is told by
-the `reserved` that is copied last: an opened copy gives those rows up like the rows of a chunk that was never
-acknowledged, at its oldest end, and counts them.
+The log and the newest rows are held at one instant, then older and older rows are copied without a lock, while traffic
+overwrites the ring from its other end. Where the two meet the copy ends, so that no traffic is too fast for it and no
+disk too slow. `reserved` tells an opened copy where that was: it gives the rows before up like those of a chunk that
+was never acknowledged, and counts them.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ import os
 import shutil
 import threading
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Callable, ContextManager, Tuple
+from typing import IO, Any, Callable, ContextManager, List, Mapping, Tuple
 
 import numpy as np
-import numpy.typing as npt
 
 from services.common.chunk import VALID
 from services.common.errors import UserError
@@ -33,11 +34,12 @@ from services.common.ring_layout import (
     all_columns,
     column_file,
 )
-from services.replay.footprint import column_bytes, in_words
+from services.replay.footprint import column_bytes, in_words, row_bytes
 from services.replay.ring import Ring
-from services.replay.ring_folder import RingFolder
+from services.replay.ring_folder import RingFolder, take_space
 
-PIECE_BYTES, PAUSE_S = 1 << 17, 2e-4  # between two pieces others may run, and the copy leaves them most of a core
+PIECE_BYTES = 1 << 20  # of rows that are held in memory at once, which takes some 0.1 ms
+PAUSE_S = 2e-3  # between two pieces: the copy leaves others most of a core
 
 
 @dataclass(frozen=True)
@@ -78,8 +80,7 @@ class Snapshots:
         """Copy the ring to `target`, which must not exist.
 
         Raises:
-            UserError: it exists, there is no space, another snapshot is under way, or the ring was overwritten faster
-                than it could be copied; nothing is left behind.
+            UserError: it exists, there is no space, or another snapshot is under way; nothing is left behind.
         """
         if not self._one_at_a_time.acquire(blocking=False):
             raise UserError("another snapshot is under way; wait until it is done")
@@ -125,13 +126,21 @@ class Snapshots:
         with self._table_lock:
             copy_log = self._hold_log(aside / CHUNKS_FOLDER)
             head, ring_format = ring.committed, self._source.format
-        num_bytes = copy_log()
-        for spec in all_columns(ring.schema):
-            num_bytes += _copy_column(ring.column(spec.name), column_file(aside, spec.name))
-        reserved = ring.reserved  # last: whatever was touched while its column was copied lies below
-        oldest = max(0, reserved - ring.capacity)
-        if oldest >= head > 0:
-            raise UserError("the ring was overwritten faster than it could be copied; choose a faster disk")
+            piece = _Piece.hold(ring, head)
+        num_bytes, oldest = copy_log(), head
+        with ExitStack() as opened:
+            files = {}
+            for spec in all_columns(ring.schema):
+                file, size = column_file(aside, spec.name), spec.row_bytes * ring.capacity
+                take_space(file, size)
+                files[spec.name] = opened.enter_context(file.open("r+b", buffering=0))
+                num_bytes += size
+            while piece.first_key < oldest:
+                piece.write(files)
+                oldest = piece.first_key
+                _let_others_run()
+                piece = _Piece.hold(ring, oldest)
+        reserved = oldest + ring.capacity if oldest > 0 else head
         _write(aside / GUARDS_FILE, np.array([reserved, head], np.int64).tobytes())
         _write(aside / NONCE_FILE, b"a copy")
         _write(aside / FORMAT_FILE, replace(ring_format, boot_id="").to_bytes())
@@ -144,16 +153,34 @@ class Snapshots:
         return steps, num_bytes
 
 
-def _copy_column(column: npt.NDArray[Any], file: Path) -> int:
-    data = column.reshape(-1).view(np.uint8).data
-    with file.open("wb", buffering=0) as stream:
-        os.fchmod(stream.fileno(), FILE_MODE)
-        for begin in range(0, len(data), PIECE_BYTES):
-            piece = data[begin : begin + PIECE_BYTES]
-            if os.write(stream.fileno(), piece) != len(piece):
+@dataclass(frozen=True)
+class _Piece:
+    """Neighbouring rows in memory."""
+
+    first_key: int
+    parts: List[Tuple[str, int, bytes]]  # column, where in its file, rows
+
+    @classmethod
+    def hold(cls, ring: Ring, end: int) -> _Piece:
+        """Copy the youngest rows before the key `end`; `first_key` is `end` where none is left."""
+        first_key = min(max(end - max(1, PIECE_BYTES // row_bytes(ring.schema)), ring.oldest_key), end)
+        parts = [
+            (spec.name, slots.start * spec.row_bytes, ring.column(spec.name)[slots].tobytes())
+            for spec in all_columns(ring.schema)
+            for slots, _ in ring.segments(first_key, end - first_key)
+        ]
+        # Asked again: whatever was overwritten while it was copied lies before the oldest row of now.
+        return cls(min(max(first_key, ring.oldest_key), end), parts)
+
+    def write(self, files: Mapping[str, IO[bytes]]) -> None:
+        """Write the rows to where they belong in the columns' files."""
+        for column, offset, rows in self.parts:
+            if os.pwrite(files[column].fileno(), rows, offset) != len(rows):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            time.sleep(PAUSE_S)
-    return len(data)
+
+
+def _let_others_run() -> None:
+    time.sleep(PAUSE_S)
 
 
 def _write(file: Path, data: bytes) -> None:

@@ -116,12 +116,14 @@ def make_table(clock: FakeClock) -> MakeTable:
 
 @pytest.fixture
 def feed(make_chunk: MakeChunk) -> Callable[..., List[int]]:
-    """Insert chunks 0 .. num_chunks - 1 of an actor; returns the statuses."""
+    """Insert `num_chunks` chunks of an actor, from the sequence number `first` on; returns the statuses."""
 
-    def insert(table: Table, num_chunks: int, actor: str = "a", incarnation: int = 1, **of_chunk: Any) -> List[int]:
+    def insert(
+        table: Table, num_chunks: int, actor: str = "a", incarnation: int = 1, first: int = 0, **of_chunk: Any
+    ) -> List[int]:
         return [
             int(table.insert(actor, incarnation, make_chunk(sequence=i, **of_chunk), max_wait_s=0.0).status)
-            for i in range(num_chunks)
+            for i in range(first, first + num_chunks)
         ]
 
     return insert

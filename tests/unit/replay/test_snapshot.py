@@ -4,14 +4,14 @@ import subprocess
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable, List
 
 import pytest
 
 from services.common.errors import UserError
 from services.replay.admission import InsertStatus
+from services.replay.footprint import row_bytes
 from services.replay.items import StepOutcome
-from services.replay.snapshot import Snapshots
 
 
 def test_a_copy_opens_like_any_ring(make_durable: Any, feed: Any, make_chunk: Any, tmp_path: Path) -> None:
@@ -35,51 +35,65 @@ def test_a_copy_opens_like_any_ring(make_durable: Any, feed: Any, make_chunk: An
     assert table.insert("a", 1, make_chunk(sequence=6), max_wait_s=0.0).status is InsertStatus.APPLIED
 
 
-def test_what_is_overwritten_while_it_is_copied_is_given_up(
-    make_durable: Any, feed: Any, make_chunk: Any, tmp_path: Path, monkeypatch: Any
+def _hold_pieces_of(num_rows: int, table: Any, patches: Any, meanwhile: Callable[[], Any]) -> None:
+    """A copy goes on by `num_rows` at a time, and `meanwhile` is called after each."""
+    patches.setattr("services.replay.snapshot.PIECE_BYTES", num_rows * row_bytes(table.store.ring.schema))
+    patches.setattr("services.replay.snapshot._let_others_run", meanwhile)
+
+
+@pytest.mark.parametrize(
+    ("chunks_a_piece", "kept", "pieces"),
+    # The copy goes backwards from key 80 by 16 rows a piece, the writer forwards from key 16 by 8 rows a chunk.
+    [(0, 64, 4), (1, 48, 3), (2, 32, 2), (4, 32, 2), (6, 16, 1), (8, 16, 1), (80, 16, 1)],
+)
+def test_however_fast_the_ring_is_overwritten_a_copy_keeps_the_rows_from_where_they_meet(
+    make_durable: Any, feed: Any, tmp_path: Path, monkeypatch: Any, chunks_a_piece: int, kept: int, pieces: int
 ) -> None:
     durable = make_durable(capacity=64)
     feed(durable.table, 10)  # the ring is full: keys 16 to 79
-    copy_column = Snapshots._copy.__globals__["_copy_column"]
-    sequence = [10]
+    calls: List[int] = []
 
-    def insert_meanwhile(column: Any, file: Path) -> int:
-        if file.name in ("reward", "policy_version"):
-            durable.table.insert("a", 1, make_chunk(sequence=sequence[0], reward=9.0), max_wait_s=0.0)
-            sequence[0] += 1
-        return int(copy_column(column, file))
+    def insert_meanwhile() -> None:
+        calls.append(chunks_a_piece)
+        feed(durable.table, chunks_a_piece, first=sum(calls[:-1]) + 10, reward=9.0)
 
-    monkeypatch.setattr("services.replay.snapshot._copy_column", insert_meanwhile)
+    _hold_pieces_of(16, durable.table, monkeypatch, insert_meanwhile)
     copied = durable.table.snapshot(tmp_path / "copy")
-    assert sequence == [12]
-    assert copied.steps == 48  # of 64, 16 were overwritten
+    assert (copied.steps, len(calls)) == (kept, pieces)
     durable.drop()
     table = durable.open(tmp_path / "copy")
     assert table.check_valid() is None
-    assert (table.store.counters.acknowledged, table.store.counters.reset) == (80, 16)
-    assert table.store.counters.resident == 48
+    assert (table.store.counters.acknowledged, table.store.counters.reset) == (80, 64 - kept)
+    assert table.store.counters.resident == kept
     resident = table.store.ring.status != StepOutcome.NO_STEP
     assert (table.store.ring.reward[resident] == 1.0).all()
 
 
-def test_a_ring_that_is_overwritten_faster_than_copied_is_not_kept(
-    make_durable: Any, feed: Any, make_chunk: Any, tmp_path: Path, monkeypatch: Any
+def test_rows_that_are_overwritten_while_they_are_held_are_given_up(
+    make_durable: Any, feed: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:
     durable = make_durable(capacity=64)
     feed(durable.table, 10)
-    copy_column = Snapshots._copy.__globals__["_copy_column"]
-    sequence = [10]
+    ring, held = durable.table.store.ring, []
+    column = ring.column
 
-    def insert_meanwhile(column: Any, file: Path) -> int:
-        for _ in range(4):
-            durable.table.insert("a", 1, make_chunk(sequence=sequence[0]), max_wait_s=0.0)
-            sequence[0] += 1
-        return int(copy_column(column, file))
+    def insert_meanwhile(name: str) -> Any:
+        if name == "reward":
+            held.append(name)
+            if len(held) == 3:  # keys 32 to 47 are being held, of which the writer takes 32 to 39
+                feed(durable.table, 3, first=10, reward=9.0)
+        return column(name)
 
-    monkeypatch.setattr("services.replay.snapshot._copy_column", insert_meanwhile)
-    with pytest.raises(UserError, match="overwritten faster than it could be copied"):
-        durable.table.snapshot(tmp_path / "copy")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["ring-0"]
+    _hold_pieces_of(16, durable.table, monkeypatch, lambda: None)
+    monkeypatch.setattr(ring, "column", insert_meanwhile)
+    assert durable.table.snapshot(tmp_path / "copy").steps == 40
+    assert len(held) == 3
+    durable.drop()
+    table = durable.open(tmp_path / "copy")
+    assert table.check_valid() is None
+    assert (table.store.counters.acknowledged, table.store.counters.resident) == (80, 40)
+    resident = table.store.ring.status != StepOutcome.NO_STEP
+    assert (table.store.ring.reward[resident] == 1.0).all()
 
 
 def test_nothing_is_overwritten(make_durable: Any, make_table: Any, tmp_path: Path) -> None:
@@ -96,25 +110,24 @@ def test_nothing_is_overwritten(make_durable: Any, make_table: Any, tmp_path: Pa
         make_table().snapshot(tmp_path / "other")
 
 
-def test_one_at_a_time(make_durable: Any, tmp_path: Path, monkeypatch: Any) -> None:
+def test_one_at_a_time(make_durable: Any, feed: Any, tmp_path: Path, monkeypatch: Any) -> None:
     durable = make_durable()
     begun, go_on = threading.Event(), threading.Event()
-    copy_column = Snapshots._copy.__globals__["_copy_column"]
+    feed(durable.table, 1)
 
-    def slowly(column: Any, file: Path) -> int:
+    def wait() -> None:
         begun.set()
         go_on.wait(30.0)
-        return int(copy_column(column, file))
 
-    monkeypatch.setattr("services.replay.snapshot._copy_column", slowly)
+    monkeypatch.setattr("services.replay.snapshot._let_others_run", wait)
     thread = threading.Thread(target=durable.table.snapshot, args=(tmp_path / "copy",))
     thread.start()
-    begun.wait(30.0)
+    assert begun.wait(30.0)
     with pytest.raises(UserError, match="another snapshot is under way"):
         durable.table.snapshot(tmp_path / "other")
     go_on.set()
     thread.join()
-    assert durable.table.snapshot(tmp_path / "other").steps == 0
+    assert durable.table.snapshot(tmp_path / "other").steps == 8
 
 
 def test_a_full_disk_leaves_no_half_copy(make_durable: Any, feed: Any, tmp_path: Path, monkeypatch: Any) -> None:
@@ -138,10 +151,14 @@ def test_a_full_disk_leaves_no_half_copy(make_durable: Any, feed: Any, tmp_path:
     assert durable.table.snapshot(tmp_path / "copy").steps == 24
 
 
-def test_traffic_goes_on_and_every_copy_is_consistent(make_durable: Any, make_chunk: Any, tmp_path: Path) -> None:
-    # A lap of the writer, which never pauses, takes some ten times as long as a copy.
+def test_traffic_goes_on_and_every_copy_is_consistent(
+    make_durable: Any, make_chunk: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
     capacity = 1 << 15
     durable = make_durable(capacity=capacity)
+    monkeypatch.setattr(
+        "services.replay.snapshot.PIECE_BYTES", 1 << 16
+    )  # some thirty pieces, and others run in between
     stop, inserted = threading.Event(), [0]
 
     def write() -> None:
