@@ -84,6 +84,7 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     daemon_threads = True
     allow_reuse_address = True
+    request_queue_size = 128  # a connection that finds no place in the queue tries again after 1, 3 and 7 s
 
     def __init__(self, address: Tuple[str, int], family: socket.AddressFamily, security: ServerSecurity) -> None:
         self.address_family = family

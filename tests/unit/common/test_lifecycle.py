@@ -14,11 +14,12 @@ from services.common.errors import Fenced, UserError
 from services.common.lifecycle import LIFELINE_VARIABLE, STOP_BUDGET_S, Lifecycle
 from services.common.rpc import Refused, TokenRefused
 
-# Says `ready`, waits for the stop, says why it came; `hang` never ends by itself.
+# Says `ready`, waits for the stop and for the end of its input, says why it came; `hang` never ends by itself.
 PROCESS = """
 import os, sys, threading
 from services.common import lifecycle
-lifecycle.STOP_BUDGET_S = 0.3
+if "hang" in sys.argv:
+    lifecycle.STOP_BUDGET_S = 0.3
 life = lifecycle.Lifecycle()
 stops = []
 life.on_stop(lambda: stops.append(1))
@@ -28,6 +29,7 @@ while not stops:
     life.stopping.wait(0.01)
 if "hang" in sys.argv:
     threading.Event().wait()
+sys.stdin.read()
 print(life.reason, sum(stops), life.was_asked, flush=True)
 """
 
@@ -35,6 +37,7 @@ print(life.reason, sum(stops), life.was_asked, flush=True)
 def _start(*arguments: str, **options: Any) -> subprocess.Popen[str]:
     process = subprocess.Popen(
         [sys.executable, "-c", PROCESS, *arguments],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         universal_newlines=True,

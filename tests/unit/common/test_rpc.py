@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import random
 import threading
 import time
@@ -131,17 +132,24 @@ def test_calls_are_repeated_until_the_server_comes_up(
 
 def test_a_wait_that_lasts_is_one_warning_with_its_reason(log: FakeLog, eventually: Eventually) -> None:
     stopping = threading.Event()
-    client = Caller("replay", "127.0.0.1:1", stopping, log, patience_s=0.3)
-    stub = replay_pb2_grpc.ReplayServiceStub(client.channel)
+    client = Caller("replay", "127.0.0.1:1", stopping, log, patience_s=math.inf)
+    stub, tries = replay_pb2_grpc.ReplayServiceStub(client.channel), []
+
+    def try_it(*arguments: Any, **options: Any) -> Any:
+        tries.append(arguments)
+        return stub.GetInfo(*arguments, **options)
 
     def ask() -> None:
         with contextlib.suppress(Stopped):
-            client.call(stub.GetInfo, INFO, timeout_s=5)
+            client.call(try_it, INFO, timeout_s=5)
 
     asking = threading.Thread(target=ask)
     asking.start()
+    eventually(lambda: client.waiting_for)
+    client._patience_s = 0.3
     eventually(lambda: log.events("warning"))
-    stopping.wait(0.5)
+    until_then = len(tries)
+    eventually(lambda: len(tries) > until_then + 1)
     stopping.set()
     asking.join(5)
     client.close()

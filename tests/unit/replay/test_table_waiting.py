@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any, List
+from typing import Any, List, Set
 
 from services.replay.table import InsertStatus, SampleStatus
 from tests.conftest import Eventually
@@ -14,23 +14,25 @@ from tests.table_states import LIMITED
 def test_every_blocked_actor_has_its_turn(make_table: Any, make_chunk: Any, eventually: Eventually) -> None:
     table = make_table(clock=time.monotonic, **LIMITED, max_waiting_inserts=2)
     names, stop = "abcde", threading.Event()
+    outside: Set[str] = set()  # found the room full since the last draw
 
     def act(name: str) -> None:
         sequence = 0
         while not stop.is_set():
             answer = table.insert(name, 1, make_chunk(sequence=sequence), max_wait_s=0.1)
             sequence += answer.status is InsertStatus.APPLIED
+            if "wait already" in answer.reason:
+                outside.add(name)
             if answer.status is not InsertStatus.APPLIED:
                 time.sleep(0.002)
 
     threads = [threading.Thread(target=act, args=(name,)) for name in names]
     for thread in threads:
         thread.start()
-    eventually(
-        lambda: (
-            table.sample(1, 16, max_wait_s=1.0).status is SampleStatus.OK and table.info().limiter.sampled_items > 3000
-        )
-    )
+    while table.info().limiter.sampled_items <= 3000:
+        eventually(lambda: outside | {waiter.peer_name for waiter in table.info().waiters} == set(names))
+        outside.clear()
+        assert table.sample(1, 16, max_wait_s=10.0).status is SampleStatus.OK
     stop.set()
     for thread in threads:
         thread.join(10.0)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -44,9 +45,14 @@ def test_growth_is_that_behind_the_warm_up(slope: float) -> None:
 
 
 def test_a_process_is_read() -> None:
-    series = Series()
-    for _ in range(4):
-        series.read(os.getpid())
+    command = [sys.executable, "-c", "print(flush=True); input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        series = Series()
+        for _ in range(4):
+            series.read(process.pid)
+        process.communicate(b"\n")
     assert series.resident_bytes[0] > MIB
     assert series.descriptors[0] >= 3
     assert series.threads[0] >= 1

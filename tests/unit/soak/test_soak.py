@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,11 +31,12 @@ def test_what_was_not_tested_is_said_last_and_fails_a_full_soak(
 
 
 class Traffic:
-    """A replay that counts chunks, and whose inserts fail after some of them."""
+    """A replay that counts chunks; after some of them its inserts fail, and after some rows it counts no more."""
 
-    def __init__(self, lasts: int) -> None:
+    def __init__(self, lasts: int, most_rows: float = math.inf) -> None:
         self.lasts = lasts
-        self.rows = 0
+        self.most_rows = most_rows
+        self.rows = 0.0
 
     def fill(self, num_rows: int) -> None:
         self.rows += 2 * num_rows
@@ -43,7 +45,7 @@ class Traffic:
         self.lasts -= 1
         if self.lasts < 0:
             raise AssertionError("refused")
-        self.rows += 128
+        self.rows = min(self.rows + 128, self.most_rows)
         threading.Event().wait(0.001)
         return 0.001
 
@@ -60,7 +62,8 @@ def _flat(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Series, "faults", lambda self: [])
 
 
-def test_a_load_that_fails_on_its_way_is_a_fault_though_nothing_grew(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_load_that_fails_on_its_way_is_a_fault_though_nothing_grew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(soak, "time", SimpleNamespace(monotonic=lambda: 0.0))
     faults = soak._at_full_speed(Traffic(10_000), _own_pid(), 0.3, 0, "it")
     assert faults == []
     faults = soak._at_full_speed(Traffic(20), _own_pid(), 5.0, 0, "it")
@@ -69,7 +72,8 @@ def test_a_load_that_fails_on_its_way_is_a_fault_though_nothing_grew(capsys: pyt
 
 
 def test_a_ring_that_is_written_too_seldom_is_a_fault() -> None:
-    (fault,) = soak._at_full_speed(Traffic(10_000), _own_pid(), 0.3, 50, "it")
+    traffic = Traffic(10**9, most_rows=(2 + 49) * soak.CAPACITY)  # twice while it is filled
+    (fault,) = soak._at_full_speed(traffic, _own_pid(), 0.3, 50, "it")
     assert fault.endswith("times, and not 50")
 
 

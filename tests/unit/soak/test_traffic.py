@@ -30,9 +30,17 @@ def test_an_error_of_one_ends_both_and_is_told() -> None:
     assert speed.stop() == ["insert number 4 failed: AssertionError: the ring broke"]
 
 
-def test_a_call_that_does_not_end_is_told() -> None:
-    release = threading.Event()
-    speed = FullSpeed(lambda: float(release.wait(30.0)), lambda: time.sleep(0.001) or 0.1)
+def test_a_call_that_does_not_end_is_told(eventually: Eventually) -> None:
+    begun, release = threading.Event(), threading.Event()
+
+    def insert() -> float:
+        begun.set()
+        return float(release.wait(30.0))
+
+    speed = FullSpeed(insert, lambda: time.sleep(0.001) or 0.1)
+    assert begun.wait(10.0)
+    speed.over.set()
+    eventually(lambda: not any(thread.name == "sample" for thread in threading.enumerate()))
     assert speed.stop(timeout_s=0.05) == ["the last insert does not end"]
     release.set()
     assert speed.stop() == []
