@@ -192,14 +192,15 @@ class ChunkLog:
 
         def copy() -> int:
             total = 0
-            for place, (descriptor, name) in enumerate(held):
-                with os.fdopen(descriptor, "rb") as source:
-                    data = source.read() if place + 1 < len(held) else source.read(end)
-                # Room behind the last record, so that the copy can be opened like any ring.
-                data += bytes(max(0, self._segment_bytes - len(data)))
-                (folder / name).write_bytes(data)
-                (folder / name).chmod(FILE_MODE)
-                total += len(data)
+            with contextlib.ExitStack() as opened:
+                sources = [(opened.enter_context(os.fdopen(descriptor, "rb")), name) for descriptor, name in held]
+                for source, name in sources:
+                    data = source.read() if name != held[-1][1] else source.read(end)
+                    # Room behind the last record, so that the copy can be opened like any ring.
+                    data += bytes(max(0, self._segment_bytes - len(data)))
+                    (folder / name).write_bytes(data)
+                    (folder / name).chmod(FILE_MODE)
+                    total += len(data)
             return total
 
         return copy

@@ -89,7 +89,7 @@ def describe(folder: Path, ring_format: RingFormat, history: History) -> Iterato
     """Each line as (name, text)."""
     counts, owner = history.counts, owner_of(folder)
     now_s = time.time()
-    rows = min(counts.reserved, ring_format.capacity)
+    rows = counts.reserved - _oldest_key(folder, ring_format, history)
     steps = counts.steps
     yield "folder", str(folder.resolve())
     yield "in use", f"by process {owner}" if owner else "by nobody"
@@ -100,6 +100,8 @@ def describe(folder: Path, ring_format: RingFormat, history: History) -> Iterato
     yield "action", f"{action.num_actions} choices" if action.is_discrete else f"{action.dtype}{list(action.shape)}"
     yield "items", f"of n_step {ring_format.n_step} and discount {ring_format.discount:g}"
     yield "rows", f"{rows} of {ring_format.capacity}, keys {counts.reserved - rows} to {counts.reserved}"
+    if rows < min(counts.reserved, ring_format.capacity):
+        yield "a copy", "in part: older rows were overwritten before they were copied, and are counted in what follows"
     yield "can be drawn", f"{steps.resident - steps.unripe} items"
     for name, count in vars(steps).items():
         yield "steps", f"{name} {count}"
@@ -117,6 +119,15 @@ def describe(folder: Path, ring_format: RingFormat, history: History) -> Iterato
         acknowledged = f"{record.acknowledged_steps} steps acknowledged"
         yield "actor", f"{record.name} incarnation {record.incarnation:x}, {acknowledged}, last chunk {seen}"
     yield "on disk", in_words(sum(file.stat().st_blocks * 512 for file in folder.rglob("*") if file.is_file()))
+
+
+def _oldest_key(folder: Path, ring_format: RingFormat, history: History) -> int:
+    """Of the rows that the folder holds; a copy that nobody has opened may hold fewer than its log tells."""
+    reserved = history.counts.reserved
+    if not ring_format.boot_id:
+        guards, _mapping = map_array(folder / GUARDS_FILE, "int64", (NUM_GUARDS,), writable=False)
+        reserved = max(reserved, int(guards[0]))
+    return min(max(0, reserved - ring_format.capacity), history.counts.reserved)
 
 
 def chunk_of(history: History, key: int) -> str:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any, Callable, ContextManager, List, Mapping, Tuple
 
 import numpy as np
+import numpy.typing as npt
 
 from services.common.chunk import VALID
 from services.common.errors import UserError
@@ -35,6 +36,7 @@ from services.common.ring_layout import (
     column_file,
 )
 from services.replay.footprint import column_bytes, in_words, row_bytes
+from services.replay.history import read_history
 from services.replay.ring import Ring
 from services.replay.ring_folder import RingFolder, take_space
 
@@ -46,7 +48,7 @@ PAUSE_S = 2e-3  # between two pieces: the copy leaves others most of a core
 class Copied:
     """What a snapshot brought."""
 
-    steps: int  # acknowledged steps whose rows are in the copy
+    steps: int  # acknowledged steps of the chunks that are whole in the copy
     num_bytes: int
     seconds: float
 
@@ -80,7 +82,8 @@ class Snapshots:
         """Copy the ring to `target`, which must not exist.
 
         Raises:
-            UserError: it exists, there is no space, or another snapshot is under way; nothing is left behind.
+            UserError: it exists, there is no space, another snapshot is under way, or no chunk could be copied before
+                it was overwritten; nothing is left behind.
         """
         if not self._one_at_a_time.acquire(blocking=False):
             raise UserError("another snapshot is under way; wait until it is done")
@@ -123,23 +126,25 @@ class Snapshots:
 
     def _copy(self, aside: Path) -> Tuple[int, int]:
         ring = self._ring
-        with self._table_lock:
-            copy_log = self._hold_log(aside / CHUNKS_FOLDER)
-            head, ring_format = ring.committed, self._source.format
-            piece = _Piece.hold(ring, head)
-        num_bytes, oldest = copy_log(), head
         with ExitStack() as opened:
             files = {}
             for spec in all_columns(ring.schema):
-                file, size = column_file(aside, spec.name), spec.row_bytes * ring.capacity
-                take_space(file, size)
+                file = column_file(aside, spec.name)
+                take_space(file, spec.row_bytes * ring.capacity)
                 files[spec.name] = opened.enter_context(file.open("r+b", buffering=0))
-                num_bytes += size
+            with self._table_lock:
+                head, ring_format = ring.committed, self._source.format
+                piece = _Piece.hold(ring, head)
+                copy_log = self._hold_log(aside / CHUNKS_FOLDER)
+            num_bytes, oldest = copy_log() + column_bytes(ring.capacity, ring.schema), head
             while piece.first_key < oldest:
                 piece.write(files)
                 oldest = piece.first_key
                 _let_others_run()
                 piece = _Piece.hold(ring, oldest)
+        steps = _steps_from(oldest, head, aside, ring)
+        if steps == 0 and oldest > max(0, head - ring.capacity):
+            raise UserError("no chunk could be copied before it was overwritten; choose a larger ring")
         reserved = oldest + ring.capacity if oldest > 0 else head
         _write(aside / GUARDS_FILE, np.array([reserved, head], np.int64).tobytes())
         _write(aside / NONCE_FILE, b"a copy")
@@ -147,9 +152,6 @@ class Snapshots:
         for file in aside.rglob("*"):
             if file.is_file():
                 _sync(file)
-        flags = np.fromfile(column_file(aside, "flags"), np.uint8)
-        kept = [flags[slots] for slots, _ in ring.segments(oldest, head - oldest)]
-        steps = sum(int(np.count_nonzero(part & VALID)) for part in kept)
         return steps, num_bytes
 
 
@@ -158,14 +160,14 @@ class _Piece:
     """Neighbouring rows in memory."""
 
     first_key: int
-    parts: List[Tuple[str, int, bytes]]  # column, where in its file, rows
+    parts: List[Tuple[str, int, npt.NDArray[Any]]]  # column, where in its file, rows
 
     @classmethod
     def hold(cls, ring: Ring, end: int) -> _Piece:
         """Copy the youngest rows before the key `end`; `first_key` is `end` where none is left."""
         first_key = min(max(end - max(1, PIECE_BYTES // row_bytes(ring.schema)), ring.oldest_key), end)
         parts = [
-            (spec.name, slots.start * spec.row_bytes, ring.column(spec.name)[slots].tobytes())
+            (spec.name, slots.start * spec.row_bytes, ring.column(spec.name)[slots].copy())
             for spec in all_columns(ring.schema)
             for slots, _ in ring.segments(first_key, end - first_key)
         ]
@@ -175,8 +177,21 @@ class _Piece:
     def write(self, files: Mapping[str, IO[bytes]]) -> None:
         """Write the rows to where they belong in the columns' files."""
         for column, offset, rows in self.parts:
-            if os.pwrite(files[column].fileno(), rows, offset) != len(rows):
+            if os.pwrite(files[column].fileno(), rows.data, offset) != rows.nbytes:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _steps_from(oldest: int, head: int, aside: Path, ring: Ring) -> int:
+    """Valid steps of the whole chunks between two keys, which are those that come back when the copy is opened."""
+    history = read_history(aside / CHUNKS_FOLDER, 1, 0.0, capacity=ring.capacity, strict=False)
+    chunks = history.chunks
+    is_kept = (chunks["first_key"] >= oldest) & ~np.isin(chunks["first_key"], list(history.dropped_keys))
+    first = chunks["first_key"][is_kept] - oldest
+    sizes = (chunks["num_steps"].astype(np.int64) * chunks["num_lanes"] + chunks["num_final"])[is_kept]
+    flags = np.fromfile(column_file(aside, "flags"), np.uint8)
+    is_valid = [flags[slots] & VALID > 0 for slots, _ in ring.segments(oldest, head - oldest)]
+    before = np.concatenate([[0], np.cumsum(np.concatenate([np.zeros(0, np.bool_), *is_valid]))])
+    return int(np.sum(before[first + sizes] - before[first]))
 
 
 def _let_others_run() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +27,18 @@ def test_the_log_stays_small_and_the_table_comes_back_from_any_of_its_segments(
             assert state_of(durable.reopen()) == before
     assert sizes <= {1, 2}
     assert segments_in(durable.path / "chunks")[0].number >= 3
+
+
+def test_a_copy_that_cannot_be_written_leaves_no_file_open(make_durable: Any, make_chunk: Any, tmp_path: Path) -> None:
+    durable = make_durable(capacity=1 << 16)
+    for sequence in range(4000):
+        durable.table.insert("a", 1, make_chunk(T=2, sequence=sequence), max_wait_s=0.0)
+    assert len(segments_in(durable.path / "chunks")) > 2
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    copy = durable.folder.log.copy_into(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError):
+        copy()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def _fill_with_news(durable: Any, make_chunk: Any, num_news: int, sequence: int) -> int:

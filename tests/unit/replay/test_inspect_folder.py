@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from services.common.errors import UserError
+from services.replay.footprint import row_bytes
 from services.replay.inspect_folder import main
 
 
@@ -38,6 +39,26 @@ def test_a_ring_in_use_is_described(make_durable: Any, feed: Any, capsys: pytest
     ):
         assert part in text, part
     assert {file: file.read_bytes() for file in durable.path.rglob("*") if file.is_file()} == before
+
+
+def test_a_copy_that_holds_less_than_its_log_tells_says_so(
+    make_durable: Any, feed: Any, tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    durable = make_durable(capacity=64)
+    feed(durable.table, 8)
+    durable.table.snapshot(tmp_path / "whole")
+    monkeypatch.setattr("services.replay.snapshot.PIECE_BYTES", 16 * row_bytes(durable.table.schema))
+    monkeypatch.setattr("services.replay.snapshot._let_others_run", lambda: feed(durable.table, 6, first=8))
+    durable.table.snapshot(tmp_path / "part")
+    assert main([str(tmp_path / "whole"), "--check"]) == 0
+    out = capsys.readouterr().out
+    assert "rows           64 of 64, keys 0 to 64" in out
+    assert "in part" not in out
+    assert main([str(tmp_path / "part"), "--check"]) == 0
+    out = capsys.readouterr().out
+    assert "rows           16 of 64, keys 48 to 64" in out
+    assert "a copy         in part: older rows were overwritten before they were copied" in out
+    assert "2 in the ring" in out
 
 
 def test_damaged_rows_are_found(make_durable: Any, feed: Any, capsys: pytest.CaptureFixture[str]) -> None:

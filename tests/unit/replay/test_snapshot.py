@@ -1,16 +1,20 @@
 from __future__ import annotations
 
+import itertools
+import os
 import subprocess
 import threading
 import time
 from pathlib import Path
 from typing import Any, Callable, List
 
+import numpy as np
 import pytest
 
 from services.common.errors import UserError
+from services.common.ring_layout import CHUNKS_FOLDER, GUARDS_FILE
 from services.replay.admission import InsertStatus
-from services.replay.footprint import row_bytes
+from services.replay.footprint import column_bytes, row_bytes
 from services.replay.items import StepOutcome
 
 
@@ -96,6 +100,100 @@ def test_rows_that_are_overwritten_while_they_are_held_are_given_up(
     assert (table.store.ring.reward[resident] == 1.0).all()
 
 
+class _ThenInsert:
+    """The table's lock, at whose release others come first."""
+
+    def __init__(self, lock: Any, meanwhile: Callable[[], Any]) -> None:
+        self.lock, self.meanwhile = lock, meanwhile
+
+    def __enter__(self) -> None:
+        self.lock.acquire()
+
+    def __exit__(self, *_error: object) -> None:
+        self.lock.release()
+        self.meanwhile()
+
+
+@pytest.mark.parametrize(("chunks", "kept"), [(1, 56), (8, 16), (80, 16)])
+def test_the_newest_rows_are_of_the_instant_of_the_log(
+    make_durable: Any, feed: Any, tmp_path: Path, monkeypatch: Any, chunks: int, kept: int
+) -> None:
+    durable = make_durable(capacity=64)
+    feed(durable.table, 10)
+    _hold_pieces_of(16, durable.table, monkeypatch, lambda: None)
+    lock = _ThenInsert(durable.table._lock, lambda: feed(durable.table, chunks, first=10, reward=9.0))
+    monkeypatch.setattr(durable.table._snapshots, "_table_lock", lock)
+    assert durable.table.snapshot(tmp_path / "copy").steps == kept
+    assert _guards(tmp_path / "copy") == [80 - kept + 64, 80]
+    durable.drop()
+    table = durable.open(tmp_path / "copy")
+    assert table.check_valid() is None
+    assert table.store.counters.resident == kept
+    resident = table.store.ring.status != StepOutcome.NO_STEP
+    assert (table.store.ring.reward[resident] == 1.0).all()
+
+
+@pytest.mark.parametrize(
+    ("chunks", "meanwhile", "guards"),
+    # An empty ring, one half full, a full one; then the writer laps what was not held yet.
+    [(0, 0, [0, 0]), (4, 0, [32, 32]), (8, 0, [64, 64]), (4, 80, [16 + 64, 32]), (8, 80, [48 + 64, 64])],
+)
+def test_the_guards_of_a_copy_tell_what_it_holds(
+    make_durable: Any, feed: Any, tmp_path: Path, monkeypatch: Any, chunks: int, meanwhile: int, guards: List[int]
+) -> None:
+    durable = make_durable(capacity=64)
+    feed(durable.table, chunks)
+    _hold_pieces_of(16, durable.table, monkeypatch, lambda: feed(durable.table, meanwhile, first=chunks, reward=9.0))
+    copied = durable.table.snapshot(tmp_path / "copy")
+    assert _guards(tmp_path / "copy") == guards
+    log_bytes = sum(file.stat().st_size for file in (tmp_path / "copy" / CHUNKS_FOLDER).iterdir())
+    assert copied.num_bytes == log_bytes + column_bytes(64, durable.table.schema)
+    durable.drop()
+    table = durable.open(tmp_path / "copy")
+    assert table.check_valid() is None
+    assert table.damage["ring"] == 0
+    assert table.store.counters.resident == copied.steps
+
+
+def _guards(folder: Path) -> Any:
+    return np.fromfile(folder / GUARDS_FILE, np.int64).tolist()
+
+
+def test_a_row_may_be_larger_than_a_piece(make_durable: Any, feed: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    durable = make_durable(capacity=64)
+    feed(durable.table, 10)
+    monkeypatch.setattr("services.replay.snapshot.PIECE_BYTES", 1)
+    monkeypatch.setattr("services.replay.snapshot._let_others_run", lambda: None)
+    assert durable.table.snapshot(tmp_path / "copy").steps == 64
+
+
+def test_a_copy_of_no_whole_chunk_is_refused(
+    make_durable: Any, feed: Any, make_chunk: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    durable = make_durable(capacity=64)
+    sequence = itertools.count()
+
+    def insert() -> None:
+        for _ in range(2):
+            durable.table.insert("a", 1, make_chunk(T=12, sequence=next(sequence)), max_wait_s=0.0)
+
+    insert()  # a piece holds 16 rows, and a chunk has 24
+    _hold_pieces_of(16, durable.table, monkeypatch, insert)
+    with pytest.raises(UserError, match="no chunk could be copied before it was overwritten; choose a larger ring"):
+        durable.table.snapshot(tmp_path / "copy")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ring-0"]
+
+
+def test_rows_of_keys_that_a_restart_gave_up_are_no_steps(make_durable: Any, feed: Any, tmp_path: Path) -> None:
+    durable = make_durable(capacity=64)
+    feed(durable.table, 10)
+    durable.table.store.ring.reserve(24)  # a process that is killed while it writes: three old chunks are gone
+    durable.drop()
+    table = durable.open()
+    copied = table.snapshot(tmp_path / "copy")
+    assert copied.steps == table.store.counters.resident == 40
+
+
 def test_nothing_is_overwritten(make_durable: Any, make_table: Any, tmp_path: Path) -> None:
     durable = make_durable()
     (tmp_path / "copy").mkdir()
@@ -149,6 +247,25 @@ def test_a_full_disk_leaves_no_half_copy(make_durable: Any, feed: Any, tmp_path:
     finally:
         subprocess.run(["umount", "--lazy", str(small)], check=True)
     assert durable.table.snapshot(tmp_path / "copy").steps == 24
+
+
+def test_a_write_that_falls_short_gives_the_copy_up(
+    make_durable: Any, feed: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    durable = make_durable(capacity=64)
+    feed(durable.table, 10)
+    pwrite, descriptors = os.pwrite, len(list(Path("/proc/self/fd").iterdir()))
+
+    def write_less(descriptor: int, data: Any, offset: int) -> int:
+        is_copy = ".copying" in os.readlink(f"/proc/self/fd/{descriptor}")
+        return pwrite(descriptor, bytes(data)[:-1] if is_copy else data, offset)
+
+    with monkeypatch.context() as patches:
+        patches.setattr("services.replay.snapshot.os.pwrite", write_less)
+        with pytest.raises(UserError, match=r"no space is left for .*/copy', and the snapshot was given up"):
+            durable.table.snapshot(tmp_path / "copy")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ring-0"]
+    assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
 
 
 def test_traffic_goes_on_and_every_copy_is_consistent(
