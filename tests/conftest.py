@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from typing import Any, Callable, Iterator, List
@@ -16,8 +17,10 @@ from tests.fakes import FakeClock, FakeLog
 Serve = Callable[[Any, Any], str]
 Eventually = Callable[[Callable[[], Any]], None]
 
-# An example that is slow because the machine is busy proves nothing; a hang meets pytest's timeout.
-hypothesis.settings.register_profile("shoal", deadline=None)
+# An example that is slow because the machine is busy proves nothing; a hang meets pytest's timeout. The examples are
+# the same each time: `make fuzz` is what looks for new ones.
+SLOW = [hypothesis.HealthCheck.too_slow]
+hypothesis.settings.register_profile("shoal", deadline=None, derandomize=True, suppress_health_check=SLOW)
 hypothesis.settings.load_profile("shoal")
 
 
@@ -60,15 +63,20 @@ def serve() -> Iterator[Serve]:
 
 
 @pytest.fixture
-def free_address() -> Callable[[], str]:
-    """An address where nobody listens yet: for what must be known before its server is there."""
+def free_address() -> Iterator[Callable[[], str]]:
+    """An address where nobody listens yet: for what must be known before its server is there.
 
-    def find() -> str:
-        with socket.socket() as sock:
+    A socket that does not listen keeps the port from others; a server that reuses addresses, as gRPC's, binds beside.
+    """
+    with contextlib.ExitStack() as kept:
+
+        def find() -> str:
+            sock = kept.enter_context(socket.socket())
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind(("127.0.0.1", 0))
             return f"127.0.0.1:{sock.getsockname()[1]}"
 
-    return find
+        yield find
 
 
 @pytest.fixture
