@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+from pathlib import Path
 from typing import Any, Dict, List
 
 import numpy as np
@@ -19,6 +22,15 @@ LIMITED = {"samples_per_insert": 2.0, "error_buffer": 64.0, "min_size_to_sample"
 
 class Killed(BaseException):
     """The process ends here."""
+
+
+def open_files_below(folder: Path) -> List[str]:
+    """Files in `folder` that this process has open, once for each descriptor."""
+    links = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # that of the listing itself
+            links.append(os.readlink(descriptor))
+    return sorted(link for link in links if link.startswith(f"{folder}/"))
 
 
 def columns_of(table: Table) -> Dict[str, List[Any]]:

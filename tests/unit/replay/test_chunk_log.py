@@ -10,7 +10,7 @@ import pytest
 from services.replay import records
 from services.replay.admission import InsertStatus
 from services.replay.chunk_log import segments_in
-from tests.table_states import Killed, die, no_space, state_of
+from tests.table_states import Killed, die, no_space, open_files_below, state_of
 
 
 def test_the_log_stays_small_and_the_table_comes_back_from_any_of_its_segments(
@@ -34,11 +34,11 @@ def test_a_copy_that_cannot_be_written_leaves_no_file_open(make_durable: Any, ma
     for sequence in range(4000):
         durable.table.insert("a", 1, make_chunk(T=2, sequence=sequence), max_wait_s=0.0)
     assert len(segments_in(durable.path / "chunks")) > 2
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = open_files_below(durable.path / "chunks")
     copy = durable.folder.log.copy_into(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError):
         copy()
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert open_files_below(durable.path / "chunks") == before
 
 
 def _fill_with_news(durable: Any, make_chunk: Any, num_news: int, sequence: int) -> int:
