@@ -142,9 +142,9 @@ def open_base(chief: Chief, *pushers: Pusher) -> None:
 
 
 @contextlib.contextmanager
-def serving_chief() -> Iterator[Chief]:
+def serving_chief(**changes: Any) -> Iterator[Chief]:
     """A chief whose learner has begun."""
-    made = Chief()
+    made = Chief(**changes)
     made.begin()
     try:
         yield made

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Callable, Iterator, List, Optional, Tuple
 
 import pytest
@@ -14,7 +14,7 @@ from services.common.errors import EXIT_USER, UserError
 from services.common.lifecycle import Lifecycle
 from services.learner.helper_checkpoint import load_helper_state
 from tests.conftest import Eventually, Serve
-from tests.fakes import RUN_ID, SCHEMA, FakeLog, make_chunk
+from tests.fakes import RUN_ID, SCHEMA, FakeClock, FakeLog, make_chunk
 from tests.integration.test_actor_to_learner import Run, _table
 
 
@@ -248,19 +248,43 @@ def test_a_helper_of_other_networks_is_told(run: Run, helps: Help, free_address:
 
 
 def test_a_chief_that_waits_for_data_does_not_forget_its_helper(
-    run: Run, helps: Help, free_address: Callable[[], str], eventually: Eventually
+    run: Run,
+    helps: Help,
+    free_address: Callable[[], str],
+    clock: FakeClock,
+    eventually: Eventually,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    from services.learner import chief_client, collaboration, helpers
+
+    lease_ends_s: List[float] = []
+    renew = helpers.Helpers.renew
+
+    def note(known: helpers.Helpers, helper: helpers.Helper) -> None:
+        renew(known, helper)
+        lease_ends_s.append(helper.lease_end_s)
+
+    monkeypatch.setattr(helpers.Helpers, "renew", note)
+    monkeypatch.setattr(chief_client, "RENEW_AFTER", 0.01)  # of the lease, in real time: 0.3 s
+    monkeypatch.setattr(collaboration, "time", SimpleNamespace(monotonic=clock))  # which leases end by
     run.servicer._table = run.servicer._make_table(SCHEMA)  # known, and empty
-    address, lease = free_address(), {"gradients.lease_s": 1.0}
+    address, lease = free_address(), {"gradients.lease_s": 30.0}
     helper = helps(address, **lease)
     found: List[Any] = []
-    chief = threading.Thread(target=lambda: found.append(chief_of(run, address, 50, **lease)))
+    life = Lifecycle()
+    chief = threading.Thread(target=lambda: found.append(chief_of(run, address, 50, life, **lease)))
     chief.start()
-    eventually(lambda: "helping the chief" in helper.log.events())
-    time.sleep(3.0)  # several leases
-    _table(run.servicer).insert("actor-0", 1, make_chunk(64, 2), max_wait_s=0)
-    chief.join(20)
-    assert not chief.is_alive()
+    try:
+        eventually(lambda: "helping the chief" in helper.log.events())
+        for _ in range(5):  # several leases
+            clock.now_s += 20.0
+            eventually(lambda: lease_ends_s[-1] == clock.now_s + 30.0)
+        _table(run.servicer).insert("actor-0", 1, make_chunk(64, 2), max_wait_s=0)
+        chief.join(20)
+        assert not chief.is_alive()
+    finally:
+        life.stop("the test is over")
+        chief.join(10)
     helper.join()
     ((registry, _),) = found
     assert steps_together(registry) == 50

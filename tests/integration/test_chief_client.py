@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
-from typing import Any, Callable, Iterator, List, Optional
+from types import SimpleNamespace
+from typing import Any, Callable, Iterator, List, Optional, Tuple
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ from services.learner.readers import Readers
 from services.learner.version_reservation import VersionReservation
 from shoal.v1 import experience_pb2, gradients_pb2, gradients_pb2_grpc, parameters_pb2
 from tests.conftest import Eventually
-from tests.fakes import RUN_ID, FakeLog
+from tests.fakes import RUN_ID, FakeClock, FakeLog
 
 DIGEST = "0123456789abcdef"
 
@@ -115,6 +116,14 @@ def client(chief: Chief, lifecycle: Lifecycle) -> Iterator[ChiefClient]:
     made.close()
 
 
+@pytest.fixture
+def lease_clock(chief: Chief, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    """What leases and their renewals go by, at the chief and at its helper."""
+    chief.exchange._helpers._clock = clock
+    monkeypatch.setattr(chief_client, "time", SimpleNamespace(monotonic=clock))
+    return clock
+
+
 class Asked:
     """`next_base` on a thread."""
 
@@ -166,16 +175,26 @@ def test_it_takes_part_from_the_next_base_on_and_is_given_each_once(
     assert found.version == newest
 
 
-def test_while_it_waits_its_lease_does_not_end(chief: Chief, client: ChiefClient, eventually: Eventually) -> None:
+def test_while_it_waits_its_lease_does_not_end(
+    chief: Chief, client: ChiefClient, lease_clock: FakeClock, eventually: Eventually
+) -> None:
     asked = Asked(client)
     eventually(lambda: chief.exchange.num_living == 1)
-    until = time.monotonic() + 3.5  # more than two leases
-    while time.monotonic() < until:
+    eventually(lambda: client.waiting_for == "waiting for the chief's next step")
+
+    def lease_end_s() -> float:
+        helper = chief.exchange._helpers.find("helper-0")
+        assert helper is not None
+        return helper.lease_end_s
+
+    for _ in range(7):  # more than two leases
+        lease_clock.now_s += 0.5
         assert chief.exchange.num_living == 1
-        time.sleep(0.02)
+        eventually(lambda: client._renew_at_s > lease_clock.now_s)  # it has renewed, and goes by the time that is now
+        assert lease_end_s() == lease_clock.now_s + 1.5
     chief.publish()
     assert asked.result() is not None
-    time.sleep(2.0)  # it computes for too long
+    lease_clock.now_s += 2.0  # it computes for too long
     assert chief.exchange.num_living == 0
 
 
@@ -224,7 +243,7 @@ def test_a_base_of_an_earlier_life_is_never_given_by_a_later_one(
 
 
 def test_a_gradient_that_takes_longer_than_the_lease_is_told_what_to_change(
-    chief: Chief, lifecycle: Lifecycle, eventually: Eventually
+    chief: Chief, lifecycle: Lifecycle, lease_clock: FakeClock, eventually: Eventually
 ) -> None:
     log = FakeLog()
     client = ChiefClient(
@@ -241,7 +260,7 @@ def test_a_gradient_that_takes_longer_than_the_lease_is_told_what_to_change(
         chief.publish()
         base = asked.result()
         assert base is not None
-        time.sleep(late_s)
+        lease_clock.now_s += late_s
         chief.publish()
         assert client.push(base, 0, None) == gradients_pb2.PUSH_STATUS_TOO_STALE
     (warning,) = log.events("warning")
@@ -314,10 +333,17 @@ def test_in_a_drained_run_no_gradient_is_computed_on_the_same_base_again(tmp_pat
 
 
 def test_a_stop_while_the_chief_hangs_leaves_time_for_what_comes_after(
-    chief: Chief, client: ChiefClient, lifecycle: Lifecycle, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+    chief: Chief,
+    client: ChiefClient,
+    lifecycle: Lifecycle,
+    clock: FakeClock,
+    eventually: Eventually,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    budget_s = 1.2
     monkeypatch.setattr(chief_client, "PUSH_TIMEOUT_S", 1.0)
-    monkeypatch.setattr("services.common.lifecycle.STOP_BUDGET_S", 1.2)
+    monkeypatch.setattr("services.common.lifecycle.STOP_BUDGET_S", budget_s)
+    monkeypatch.setattr("services.common.lifecycle.time", SimpleNamespace(monotonic=clock))
     asked_for = Asked(client)
     eventually(lambda: chief.exchange.num_living == 1)
     chief.publish()
@@ -326,22 +352,43 @@ def test_a_stop_while_the_chief_hangs_leaves_time_for_what_comes_after(
     release, asked = threading.Event(), threading.Event()
 
     def hang(*_arguments: Any) -> None:
-        asked.set()
         release.wait(10)
 
     monkeypatch.setattr(chief.exchange, "begin", hang)
     monkeypatch.setattr(chief.exchange, "leave", hang)
+    began_s = clock.now_s
+    calls: List[Tuple[str, float, float]] = []  # name, timeout, what was left of the stop's budget
+
+    def timed(name: str) -> Callable[..., Any]:
+        method = getattr(client._stub, name)
+
+        def call(request: Any, *, timeout: float) -> Any:
+            calls.append((name, timeout, budget_s - (clock.now_s - began_s)))
+            asked.set()
+            try:
+                return method(request, timeout=timeout)
+            finally:  # it hung for as long as it was given, and the first for all its time in the stop
+                assert lifecycle.stopping.wait(10)
+                clock.now_s += timeout
+
+        return call
+
+    for name in ("Push", "Leave"):
+        monkeypatch.setattr(client._stub, name, timed(name))
     statuses: List[int] = []
     pushing = threading.Thread(target=lambda: statuses.append(client.push(base, 0, None)))
     pushing.start()
     try:
         assert asked.wait(5)
-        began_s = time.monotonic()
         lifecycle.stop("test")
-        pushing.join(5)
+        pushing.join(10)
         client.leave()
-        took_s = time.monotonic() - began_s
     finally:
         release.set()
     assert statuses == [gradients_pb2.PUSH_STATUS_UNSPECIFIED]
-    assert took_s < 1.2 + 0.5  # a margin for a busy machine; its own deadlines would be 4 s
+    (under_way, *last) = calls
+    assert under_way == ("Push", 1.0, budget_s)
+    assert [name for name, _, _ in last] == ["Push", "Leave"]
+    for _, timeout_s, left_s in last:
+        assert 0 < timeout_s <= left_s / 4 + 1e-9  # their own deadlines would be 2 s and 1 s
+    assert clock.now_s - began_s < budget_s
