@@ -37,6 +37,6 @@ class CheckpointMetrics:
 
     def written(self, took_s: float, taken_s: float) -> None:
         """One is written: how long it took, and when its state was taken, on the clock."""
+        self._taken_s = taken_s  # first: whoever sees that it is counted reads its age
         self._took.observe(took_s)
         self._written.inc()
-        self._taken_s = taken_s

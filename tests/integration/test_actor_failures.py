@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from services.actor import chunk_sender
 from services.actor.actor import Actor
 from services.actor.evaluator.__main__ import run as evaluate
 from services.agent.networks import initial_parameters
@@ -161,7 +162,9 @@ class Acting:
 
 
 @pytest.fixture
-def make_acting(peers: Peers) -> Iterator[Callable[..., Acting]]:
+def make_acting(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Acting]]:
+    # What is delivered in a stop and what is dropped does not depend on how busy the machine is.
+    monkeypatch.setattr(chunk_sender, "FLUSH_BUDGET_S", 12.0)
     made: List[Acting] = []
 
     def make(**changes: Any) -> Acting:
@@ -179,6 +182,13 @@ def _stands_still(count: Callable[[], int], seconds: float = 0.4) -> bool:
     before = count()
     time.sleep(seconds)
     return count() == before
+
+
+def _while_alive(process: subprocess.Popen[str], holds: Callable[[], Any]) -> None:
+    """Wait until something holds, for as long as the process needs to start on a busy machine."""
+    while not holds():
+        assert process.poll() is None, "the process has ended"
+        time.sleep(0.005)
 
 
 def test_a_replay_that_is_away_holds_the_actor_and_costs_nothing(
@@ -207,7 +217,8 @@ def test_a_replay_that_is_away_costs_the_oldest_chunks_which_are_counted(
     eventually(lambda: len(peers.replay.chunks) > 5)
     peers.go("replay")
     eventually(lambda: acting.metric("dropped_buffer_full_steps_total") > 5 * LANES * CHUNK_STEPS)
-    assert not _stands_still(acting.produced)
+    before = acting.produced()
+    eventually(lambda: acting.produced() > before)
     peers.come("replay")
     known = len(peers.replay.chunks)
     eventually(lambda: len(peers.replay.chunks) > known + 5)
@@ -228,9 +239,11 @@ def test_a_chief_that_is_away_parks_the_actor_when_its_parameters_are_too_old(
     acting = make_acting(**{"actor.max_policy_age_s": 0.5})
     eventually(lambda: len(peers.replay.chunks) > 5)
     parked = "parked: the parameters are too old"
-    before = acting.log.events("warning").count(parked)  # on a machine that stalls
     peers.go("chief")
-    eventually(lambda: acting.log.events("warning").count(parked) > before)
+    eventually(lambda: acting.actor.parameters.waiting_for)  # no answer of the chief is on its way any more
+    eventually(lambda: acting.actor.parameters.parked_for)
+    # It may have parked and gone on before, on a machine that stalls: the last word counts.
+    eventually(lambda: [e for e in acting.log.events() if e in (parked, "acting goes on")][-1] == parked)
     assert _stands_still(acting.produced)
     assert acting.metric("policy_age_seconds") > 0.5
     # The replay, which is there, is told: people ask it while the chief is away.
@@ -239,7 +252,7 @@ def test_a_chief_that_is_away_parks_the_actor_when_its_parameters_are_too_old(
     before = acting.produced()
     eventually(lambda: acting.produced() > before + 100)
     assert "acting goes on" in acting.log.events("info")
-    assert peers.replay.info().actors[0].waiting_for == ""
+    eventually(lambda: peers.replay.info().actors[0].waiting_for == "")
     acting.finish()
     assert peers.replay.info().steps.acknowledged == acting.produced()
 
@@ -339,7 +352,9 @@ def test_a_step_that_hangs_is_named_to_whoever_asks_the_chief(
 
     eventually(lambda: told().startswith("the environment hangs: step has not returned for "))
     eventually(lambda: any("hangs: step has not returned" in event for event in acting.log.events("warning")))
-    assert acting.metric("env_hangs_total") == 1
+    hangs = [event for event in acting.log.events("warning") if "hangs: " in event]  # a stalled reset may be one
+    assert acting.metric("env_hangs_total") == len(hangs)
+    assert sum("hangs: step has not returned" in event for event in hangs) == 1
     assert acting.metric("env_call_seconds") > 0.2
     failing_envs.GO_ON.set()
     eventually(lambda: told() == "")
@@ -411,14 +426,14 @@ def test_a_simulator_that_breaks_down_ends_the_process_and_a_new_life_takes_over
     assert 0 < acknowledged[0] < acknowledged[1]
 
 
-def test_an_actor_whose_token_was_withdrawn_ends_as_asked(peers: Peers, eventually: Eventually) -> None:
+def test_an_actor_whose_token_was_withdrawn_ends_as_asked(peers: Peers) -> None:
     command = [sys.executable, "-m", "services.actor", *_flags(peers, **{"actor.name": "actor-0"})]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ) as process:
         try:
-            eventually(lambda: len(peers.replay.chunks) > 2)
+            _while_alive(process, lambda: len(peers.replay.chunks) > 2)
             peers.replay.knows_tokens = False
-            eventually(lambda: peers.replay.num_refused)
+            _while_alive(process, lambda: peers.replay.num_refused)
             process.terminate()
             said, errors = process.communicate(timeout=20)
         finally:

@@ -284,12 +284,19 @@ def test_a_finished_run_trains_no_further(run: Run) -> None:
         np.testing.assert_array_equal(again.state[name], tensor, err_msg=name)
 
 
-def _train_until_stopped(run: Run, life: Lifecycle, eventually: Eventually, **changes: Any) -> Any:
+def _train_until_stopped(
+    run: Run,
+    life: Lifecycle,
+    eventually: Eventually,
+    before_stop: Callable[[], None] = lambda: None,
+    **changes: Any,
+) -> Any:
     """Train without end, and stop when there is a first checkpoint; returns the newest."""
     checkpoints = run.tmp_path / RUN_ID / "checkpoints"
 
     def stop_soon() -> None:
         eventually(lambda: list(checkpoints.glob("*.safetensors")))
+        before_stop()
         life.stop("SIGTERM")
 
     stopper = threading.Thread(target=stop_soon)
@@ -311,12 +318,34 @@ def test_a_stop_in_the_middle_keeps_what_was_learned(run: Run, eventually: Event
     assert resumed.progress.updates == updates + 5
 
 
-def test_a_stop_in_which_the_replay_refuses_all_keeps_what_was_learned(run: Run, eventually: Eventually) -> None:
+def test_a_stop_in_which_the_replay_refuses_all_keeps_what_was_learned(
+    run: Run, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from services.learner.replay_client import ReplayClient
+
+    clients: List[ReplayClient] = []
+    start = ReplayClient.start
+
+    def keep(client: ReplayClient, schema: Any) -> None:
+        clients.append(client)
+        start(client, schema)
+
+    def end_draws() -> None:
+        (client,) = clients
+        client._ended.set()  # no draw will carry the last priorities
+        for thread in life._threads:
+            if thread.name.startswith("sampler-"):
+                thread.join(10)
+                assert not thread.is_alive()
+        eventually(lambda: len(client._priorities))  # of what the last draw brought
+
+    monkeypatch.setattr(ReplayClient, "start", keep)
     run.fill()
     life = Lifecycle()
     life.on_stop(lambda: setattr(run.servicer, "_run_id", "another"))
-    checkpoint = _train_until_stopped(run, life, eventually, **{"learner.checkpoint_period_s": 1})
-    warnings = [event for event in run.log.events("warning") if "refused the last call" not in event]  # of a draw's
+    checkpoint = _train_until_stopped(run, life, eventually, end_draws, **{"learner.checkpoint_period_s": 1})
+    # The question for the steps may be under way.
+    warnings = [event for event in run.log.events("warning") if "refused the last call" not in event]
     assert warnings[-1] == "the last priorities were not delivered"
     (updates,) = [values["updates"] for _, event, values in run.log.lines if event == "training stops early"]
     assert checkpoint.progress.updates == updates  # it is the one of the end
@@ -428,7 +457,21 @@ def test_another_algorithm_or_environment_is_refused(run: Run) -> None:
         run.train(**{"learner.max_updates": 60})
 
 
-def test_an_actor_and_a_chief_train_together_and_end_together(run: Run) -> None:
+def test_an_actor_and_a_chief_train_together_and_end_together(
+    run: Run, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from services.learner.replay_client import ReplayClient
+
+    take = ReplayClient.next
+    drawn: List[Any] = []
+
+    def next_batch(client: ReplayClient) -> Any:
+        if len(drawn) == 40:  # of 50: the others wait for a chunk of a version that came on the way
+            eventually(lambda: _table(run.servicer).info().actors[0].last_policy_version > 1)
+        drawn.append(take(client))
+        return drawn[-1]
+
+    monkeypatch.setattr(ReplayClient, "next", next_batch)
     life = Lifecycle()
     log = FakeLog()
     failures: Any = []

@@ -6,18 +6,33 @@ from typing import Any, Dict, List
 
 import pytest
 
+from services.actor import chunk_sender
 from services.actor.chunk_sender import ChunkSender
 from services.common.lifecycle import Lifecycle
 from services.common.peer import Peer
 from shoal.v1 import experience_pb2
 from tests.fakes import RUN_ID, SCHEMA, FakeLog
-from tests.unit.actor.sending import Replay
+from tests.unit.actor.sending import Replay, SenderTime
 
 
 @pytest.fixture
 def replay() -> Replay:
     """It is served by who needs it."""
     return Replay()
+
+
+@pytest.fixture
+def sender_time(monkeypatch: pytest.MonkeyPatch) -> SenderTime:
+    """The time of all senders of the test."""
+    stands_in = SenderTime()
+    monkeypatch.setattr(chunk_sender, "time", stands_in)
+    return stands_in
+
+
+@pytest.fixture
+def patient_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stop's budget that a machine which stalls does not use up."""
+    monkeypatch.setattr(chunk_sender, "FLUSH_BUDGET_S", 20.0)
 
 
 @pytest.fixture

@@ -73,10 +73,8 @@ def test_the_chiefs_version_comes_with_the_answers(
 
 
 def test_a_lost_answer_is_asked_for_again_and_applied_once(
-    make_sender: Any, replay: Replay, serve: Serve, lifecycle: Lifecycle, monkeypatch: pytest.MonkeyPatch
+    make_sender: Any, replay: Replay, serve: Serve, lifecycle: Lifecycle
 ) -> None:
-    monkeypatch.setattr(chunk_sender, "INSERT_WAIT_S", 0.1)
-    monkeypatch.setattr(chunk_sender, "CALL_MARGIN_S", 0.1)
     replay.answers_to_lose = 2
     sender = make_sender(serve(ADD, replay))
     lifecycle.spawn("sender", sender.run)
@@ -108,6 +106,7 @@ def test_the_counters_of_every_chunk_add_up(
     assert replay.steps().acknowledged == 2 * STEPS
 
 
+@pytest.mark.usefixtures("patient_stop")
 def test_the_counters_of_a_stop_add_up_too(
     make_sender: Any, replay: Replay, serve: Serve, lifecycle: Lifecycle
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from functools import partial
 from typing import Any
 
@@ -16,22 +15,23 @@ from services.common.schema import ActionSpec, Schema, TensorSpec
 from services.common.waits import Waits
 from tests.conftest import Eventually, Serve
 from tests.fakes import FakeLog
-from tests.unit.actor.sending import ADD, STEPS, Replay, eventually_acknowledged, finish, numbered_chunk
+from tests.unit.actor.sending import ADD, STEPS, Replay, SenderTime, eventually_acknowledged, finish, numbered_chunk
 
 
 def test_a_stop_without_a_replay_keeps_its_budget_and_counts_what_is_lost(
-    make_sender: Any, lifecycle: Lifecycle, log: FakeLog, monkeypatch: pytest.MonkeyPatch
+    make_sender: Any, lifecycle: Lifecycle, sender_time: SenderTime
 ) -> None:
-    monkeypatch.setattr(chunk_sender, "FLUSH_BUDGET_S", 0.3)
     sender = make_sender("127.0.0.1:1")
     thread = lifecycle.spawn("sender", sender.run)
     for i in range(3):
         sender.put(numbered_chunk(i))
-    began = time.monotonic()
+    began_s = sender_time.now_s
     lifecycle.stop("test")
     sender.close()
     thread.join(10)
-    assert time.monotonic() - began < 0.3 + 2  # a call's last deadline, and a margin for a busy machine
+    assert not thread.is_alive()
+    passed_s = sender_time.now_s - began_s
+    assert chunk_sender.FLUSH_BUDGET_S <= passed_s < chunk_sender.FLUSH_BUDGET_S + 0.06  # between two tries
     lifecycle.check()
     assert sender.dropped_steps == {"stopped": 3 * STEPS}
     assert sender.depth == 0
@@ -48,9 +48,8 @@ def test_a_stop_while_the_replay_refuses_the_token_drops_what_is_left_and_says_w
     lifecycle: Lifecycle,
     log: FakeLog,
     eventually: Eventually,
-    monkeypatch: pytest.MonkeyPatch,
+    sender_time: SenderTime,
 ) -> None:
-    monkeypatch.setattr(chunk_sender, "FLUSH_BUDGET_S", 0.3)
     sender = make_sender(serve(ADD, replay))
     lifecycle.spawn("sender", sender.run)
     sender.put(numbered_chunk(0))
@@ -71,15 +70,10 @@ def test_a_stop_while_the_replay_refuses_the_token_drops_what_is_left_and_says_w
     assert [values["reason"] for level, _event, values in log.lines if level == "warning"] == ["said so"]
 
 
+@pytest.mark.usefixtures("patient_stop")
 def test_a_token_that_is_replaced_within_the_stop_saves_what_is_left(
-    make_sender: Any,
-    replay: Replay,
-    serve: Serve,
-    lifecycle: Lifecycle,
-    eventually: Eventually,
-    monkeypatch: pytest.MonkeyPatch,
+    make_sender: Any, replay: Replay, serve: Serve, lifecycle: Lifecycle, eventually: Eventually
 ) -> None:
-    monkeypatch.setattr(chunk_sender, "FLUSH_BUDGET_S", 20.0)  # on a slow machine too
     replay.refusal = grpc.StatusCode.UNAUTHENTICATED
     sender = make_sender(serve(ADD, replay))
     sender.put(numbered_chunk(0))
@@ -92,9 +86,17 @@ def test_a_token_that_is_replaced_within_the_stop_saves_what_is_left(
     assert replay.steps().acknowledged == STEPS
 
 
+@pytest.mark.usefixtures("patient_stop")
 @pytest.mark.parametrize("how", ["refused", "fenced", "another schema"])
 def test_a_stop_in_which_the_replay_takes_nothing_for_good_is_no_mistake(
-    how: str, make_sender: Any, replay: Replay, serve: Serve, lifecycle: Lifecycle, log: FakeLog, eventually: Eventually
+    how: str,
+    make_sender: Any,
+    replay: Replay,
+    serve: Serve,
+    lifecycle: Lifecycle,
+    log: FakeLog,
+    eventually: Eventually,
+    sender_time: SenderTime,
 ) -> None:
     address, newer = serve(ADD, replay), Lifecycle()
     senders = [make_sender(address, stopping=life.stopping) for life in (lifecycle, newer)]
@@ -109,34 +111,45 @@ def test_a_stop_in_which_the_replay_takes_nothing_for_good_is_no_mistake(
     if how == "another schema":
         replay._table = replay._make_table(Schema((TensorSpec("policy", "float32", (3,)),), ActionSpec(num_actions=2)))
     lifecycle.stop("test")
-    began_s = time.monotonic()
+    known = len(replay.requests)
     for number in (2, 3):
         senders[0].put(numbered_chunk(number))
     finish(senders[0], lifecycle)
-    assert time.monotonic() - began_s < chunk_sender.FLUSH_BUDGET_S  # at once: no wait would mend it
+    assert replay.refused + len(replay.requests) - known == 1  # at once: no wait would mend it
+    assert replay.refused == (how == "refused")
+    assert sender_time.sleeps == (how == "another schema")  # which the replay asks for before it refuses it
     assert senders[0].dropped_steps == {"stopped": 2 * STEPS}
     assert log.events("warning") == ["the replay takes none of the last chunks"]
 
 
+@pytest.mark.usefixtures("patient_stop")
 def test_the_chunk_of_a_slow_last_step_is_delivered(
-    make_sender: Any, replay: Replay, serve: Serve, lifecycle: Lifecycle, monkeypatch: pytest.MonkeyPatch
+    make_sender: Any,
+    replay: Replay,
+    serve: Serve,
+    lifecycle: Lifecycle,
+    eventually: Eventually,
+    sender_time: SenderTime,
 ) -> None:
-    monkeypatch.setattr(chunk_sender, "FLUSH_BUDGET_S", 0.2)
     sender = make_sender(serve(ADD, replay))
     thread = lifecycle.spawn("sender", sender.run)
     lifecycle.stop("test")
-    thread.join(0.5)  # longer than the budget: nothing waits, so none of it is used
-    assert thread.is_alive()
+    sender_time.now_s += 2 * chunk_sender.FLUSH_BUDGET_S  # nothing waits, so none of it is used
     sender.put(numbered_chunk(0))
+    eventually_acknowledged(sender, eventually)
+    known = sender_time.looks
+    eventually(lambda: sender_time.looks > known)  # it waits for another
+    sender_time.now_s += 2 * chunk_sender.FLUSH_BUDGET_S
+    assert thread.is_alive()
+    sender.put(numbered_chunk(1))
     finish(sender, lifecycle)
-    assert replay.steps().acknowledged == STEPS
+    assert replay.steps().acknowledged == 2 * STEPS
     assert sender.dropped_steps == {}
 
 
 def test_a_full_buffer_holds_the_caller_until_the_stop_gives_up(
-    make_sender: Any, lifecycle: Lifecycle, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+    make_sender: Any, lifecycle: Lifecycle, eventually: Eventually, sender_time: SenderTime
 ) -> None:
-    monkeypatch.setattr(chunk_sender, "FLUSH_BUDGET_S", 0.2)
     waits = Waits(("replay_full", "replay_away"))
     sender = make_sender(
         "127.0.0.1:1", buffer_chunks=1, full=partial(waits.on, "replay_full"), away=partial(waits.on, "replay_away")
@@ -149,12 +162,11 @@ def test_a_full_buffer_holds_the_caller_until_the_stop_gives_up(
     sender.put(numbered_chunk(1))
     putting = threading.Thread(target=lambda: sender.put(numbered_chunk(2)))
     putting.start()
-    putting.join(0.25)
+    eventually(lambda: waits.is_on("replay_full"))
     assert putting.is_alive()
     assert sender.depth == 1
-    assert waits.is_on("replay_full")
     lifecycle.stop("test")
-    putting.join(5)
+    putting.join(10)
     assert not putting.is_alive()
     finish(sender, lifecycle)
     assert sender.dropped_steps == {"stopped": 3 * STEPS}
@@ -162,6 +174,7 @@ def test_a_full_buffer_holds_the_caller_until_the_stop_gives_up(
     assert not [reason for reason in ("replay_full", "replay_away") if waits.is_on(reason)]
 
 
+@pytest.mark.usefixtures("patient_stop")
 def test_a_full_buffer_in_a_stop_is_delivered_with_the_callers_chunk(
     make_sender: Any, replay: Replay, serve: Serve, lifecycle: Lifecycle
 ) -> None:

@@ -1,17 +1,19 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import os
 import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Iterator, List, Optional
+from typing import Any, Iterator, List, Mapping, Optional
 
 import numpy as np
 import pytest
 
 from services.common.errors import UserError
-from services.common.lifecycle import STOP_BUDGET_S, Lifecycle
+from services.common.lifecycle import Lifecycle
 from services.common.metrics import Metrics
 from services.common.rpc import Stopped
 from services.learner.checkpoint import Checkpoint, CheckpointFolder
@@ -27,15 +29,17 @@ def _metrics(clock: FakeClock, metrics: Optional[Metrics] = None) -> CheckpointM
 
 
 class Folder(CheckpointFolder):
-    """Keeps what was saved; `gate` holds a write, `fault` fails it."""
+    """Keeps what was begun and what was saved; `gate` holds a write, `fault` fails it."""
 
     def __init__(self) -> None:
+        self.begun: List[int] = []
         self.saved: List[int] = []
         self.gate = threading.Event()
         self.gate.set()
         self.fault = ""
 
     def save(self, checkpoint: Checkpoint) -> None:
+        self.begun.append(checkpoint.progress.updates)
         assert self.gate.wait(10)
         if self.fault:
             raise UserError(self.fault)
@@ -69,6 +73,7 @@ def test_one_is_written_each_period_beside_the_loop(parts: Any, clock: FakeClock
         clock.now_s += 1
         checkpointer.save_if_due()
         eventually(lambda: len(folder.saved) == take.updates // 5)
+        eventually(checkpointer._idle.is_set)
     assert folder.saved == [5, 10]
 
 
@@ -95,32 +100,74 @@ def test_memory_is_filled_again_only_once_its_checkpoint_is_written(
 
 
 def test_a_stop_with_one_on_its_way_takes_memory_of_its_own(parts: Any, clock: FakeClock) -> None:
-    _folder, take, checkpointer = parts
+    folder, take, checkpointer = parts
     checkpointer._done.set()  # the thread has ended when the next one is handed to it
     checkpointer._thread.join()
     clock.now_s += 5
     checkpointer.save_if_due()
     checkpointer.finish()
     assert [spare is None for spare in take.spares] == [True, False, True]
+    assert len(folder.saved) == 1  # the state of the end: the older one is not written before it
 
 
-def test_a_large_state_is_written_well_within_the_stop_budget(
-    tmp_path: Path, clock: FakeClock, lifecycle: Lifecycle, log: FakeLog
+def test_a_stop_waits_for_the_write_under_way_alone_and_makes_one_more(
+    parts: Any, clock: FakeClock, lifecycle: Lifecycle, eventually: Eventually
 ) -> None:
-    """Ten million parameters with target and moments, while the last periodic checkpoint may be on its way too."""
+    folder, take, checkpointer = parts
+    folder.gate.clear()
+    for take.updates in (1, 2, 3):
+        clock.now_s += 5
+        checkpointer.save_if_due()
+        eventually(lambda: folder.begun)
+    lifecycle.stop("SIGTERM")
+    finishing = threading.Thread(target=checkpointer.finish)
+    finishing.start()
+    eventually(checkpointer._done.is_set)
+    assert folder.begun == [1]  # two at once would share the disk
+    folder.gate.set()
+    finishing.join(10)
+    assert not finishing.is_alive()
+    assert folder.begun == folder.saved == [1, 3]
+
+
+def _write_plainly(file: Path, state: Mapping[str, Any]) -> float:
+    """The seconds that a state's digest and its bytes on the disk take at least."""
+    began_s = time.monotonic()
+    digest = hashlib.blake2b()
+    with file.open("wb") as stream:
+        for tensor in state.values():
+            digest.update(tensor.data)
+            stream.write(tensor.data)
+        stream.flush()
+        os.fsync(stream.fileno())
+    return time.monotonic() - began_s
+
+
+def test_a_large_state_is_written_at_the_speed_of_the_disk(tmp_path: Path, clock: FakeClock, log: FakeLog) -> None:
+    """Ten million parameters with target and moments, while the last periodic checkpoint may be on its way too.
+
+    How long that takes is the disk's to say: it is compared with plain writes of the same bytes beside it, and once
+    more where the disk was busy with other things meanwhile.
+    """
     state = {f"tensor-{k}": np.full(10_000_000, k, np.float32) for k in range(4)}
     checkpoint = replace(_at(3), state=state)
-    folder = CheckpointFolder(tmp_path, log)  # type: ignore[arg-type]
-    metrics = _metrics(clock)
-    checkpointer = Checkpointer(
-        folder, lambda _spare: checkpoint, period_s=5.0, clock=clock, lifecycle=lifecycle, metrics=metrics
-    )
-    clock.now_s += 5
-    checkpointer.save_if_due()
-    began_s = time.monotonic()
-    lifecycle.stop("SIGTERM")
-    checkpointer.finish()
-    assert time.monotonic() - began_s < STOP_BUDGET_S * 0.7
+    folder = CheckpointFolder(tmp_path / "checkpoints", log)
+
+    def ratio() -> float:
+        life = Lifecycle()
+        checkpointer = Checkpointer(
+            folder, lambda _spare: checkpoint, period_s=5.0, clock=clock, lifecycle=life, metrics=_metrics(clock)
+        )
+        plain_s = _write_plainly(tmp_path / "before", state)
+        clock.now_s += 5
+        checkpointer.save_if_due()
+        began_s = time.monotonic()
+        life.stop("SIGTERM")
+        checkpointer.finish()
+        took_s = time.monotonic() - began_s
+        return took_s / (plain_s + _write_plainly(tmp_path / "after", state))
+
+    assert any(ratio() < 5 for _ in range(3))
     loaded: Any = folder.load_newest()
     assert loaded.state["tensor-3"][-1] == 3
 
@@ -203,6 +250,7 @@ def test_what_is_written_and_what_fails_is_shown(
     checkpointer.save_if_due()
     eventually(lambda: value("s_total") == 1)
     assert (value("_age_seconds"), value("_write_seconds_count")) == (0, 1)
+    eventually(checkpointer._idle.is_set)
     clock.now_s += 2
     assert value("_age_seconds") == 2
     clock.now_s += 3
@@ -212,6 +260,19 @@ def test_what_is_written_and_what_fails_is_shown(
     assert value("s_total") == 1
     assert len(held) == 2
     lifecycle._failure = None  # it was meant
+
+
+def test_whoever_sees_that_one_is_written_sees_its_age(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics, ages = Metrics("learner", "run-a"), []
+    shown = _metrics(clock, metrics)
+
+    def look() -> None:
+        ages.append(metrics.registry.get_sample_value("shoal_learner_checkpoint_age_seconds", {"run": "run-a"}))
+
+    monkeypatch.setattr(shown._written, "inc", look)
+    clock.now_s += 9
+    shown.written(2.0, clock.now_s - 3)
+    assert ages == [3]
 
 
 def test_a_rest_writes_the_present_state_behind_what_is_on_its_way_and_the_period_begins_anew(
