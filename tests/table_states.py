@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Callable, Dict, List
 
 import numpy as np
 import pytest
 from hypothesis import strategies as st
 
 from services.replay.chunk_log import ChunkLog
+from services.replay.footprint import row_bytes
 from services.replay.items import StepOutcome
 from services.replay.ring import Ring
 from services.replay.table import Table
@@ -22,6 +23,12 @@ LIMITED = {"samples_per_insert": 2.0, "error_buffer": 64.0, "min_size_to_sample"
 
 class Killed(BaseException):
     """The process ends here."""
+
+
+def hold_pieces_of(num_rows: int, table: Table, patches: pytest.MonkeyPatch, meanwhile: Callable[[], Any]) -> None:
+    """Let a snapshot go on by `num_rows` at a time, and call `meanwhile` after each."""
+    patches.setattr("services.replay.snapshot.PIECE_BYTES", num_rows * row_bytes(table.store.ring.schema))
+    patches.setattr("services.replay.snapshot._let_others_run", meanwhile)
 
 
 def open_files_below(folder: Path) -> List[str]:

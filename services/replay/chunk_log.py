@@ -187,19 +187,20 @@ class ChunkLog:
 
     def copy_into(self, folder: Path) -> Callable[[], int]:
         """Hold the log as it is now; the call of what is returned writes it to `folder` and says how many bytes."""
-        held = [(os.open(segment.file, os.O_RDONLY), segment.file.name) for segment in self._segments]
-        end = self._offset
+        with contextlib.ExitStack() as opening:
+            held = [opening.enter_context(segment.file.open("rb")) for segment in self._segments]
+            opened, end = opening.pop_all(), self._offset
 
         def copy() -> int:
             total = 0
-            with contextlib.ExitStack() as opened:
-                sources = [(opened.enter_context(os.fdopen(descriptor, "rb")), name) for descriptor, name in held]
-                for source, name in sources:
-                    data = source.read() if name != held[-1][1] else source.read(end)
+            with opened:
+                for source in held:
+                    data = source.read() if source is not held[-1] else source.read(end)
                     # Room behind the last record, so that the copy can be opened like any ring.
                     data += bytes(max(0, self._segment_bytes - len(data)))
-                    (folder / name).write_bytes(data)
-                    (folder / name).chmod(FILE_MODE)
+                    file = folder / Path(source.name).name
+                    file.write_bytes(data)
+                    file.chmod(FILE_MODE)
                     total += len(data)
             return total
 

@@ -118,6 +118,10 @@ class ChunkStamps:
     def __len__(self) -> int:
         return self._count
 
+    def first_keys(self) -> Keys:
+        """First keys of the chunks, <int64>[C], ascending; of the oldest some rows may be overwritten."""
+        return self._first[: self._count].copy()
+
     def add(self, stamp: ChunkStamp, oldest_version: int = _NEVER) -> None:
         """Append a chunk, whose keys are above all others.
 

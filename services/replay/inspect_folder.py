@@ -101,7 +101,10 @@ def describe(folder: Path, ring_format: RingFormat, history: History) -> Iterato
     yield "items", f"of n_step {ring_format.n_step} and discount {ring_format.discount:g}"
     yield "rows", f"{rows} of {ring_format.capacity}, keys {counts.reserved - rows} to {counts.reserved}"
     if rows < min(counts.reserved, ring_format.capacity):
-        yield "a copy", "in part: older rows were overwritten before they were copied, and are counted in what follows"
+        yield (
+            "a copy",
+            "in part: older rows were overwritten before; the items and steps below are its log's",
+        )
     yield "can be drawn", f"{steps.resident - steps.unripe} items"
     for name, count in vars(steps).items():
         yield "steps", f"{name} {count}"
@@ -122,10 +125,14 @@ def describe(folder: Path, ring_format: RingFormat, history: History) -> Iterato
 
 
 def _oldest_key(folder: Path, ring_format: RingFormat, history: History) -> int:
-    """Of the rows that the folder holds; a copy that nobody has opened may hold fewer than its log tells."""
+    """Of the rows that the folder holds; a copy that nobody has opened may hold fewer than its log tells.
+
+    Raises:
+        UserError: the guards of a copy are missing or damaged.
+    """
     reserved = history.counts.reserved
     if not ring_format.boot_id:
-        guards, _mapping = map_array(folder / GUARDS_FILE, "int64", (NUM_GUARDS,), writable=False)
+        guards, _ = map_array(folder / GUARDS_FILE, "int64", (NUM_GUARDS,), writable=False)
         reserved = max(reserved, int(guards[0]))
     return min(max(0, reserved - ring_format.capacity), history.counts.reserved)
 

@@ -35,12 +35,12 @@ from services.common.ring_layout import (
     column_file,
 )
 from services.replay.footprint import column_bytes, in_words, row_bytes
-from services.replay.history import read_history
+from services.replay.item_store import ItemStore
 from services.replay.items import ITEM, OPEN
 from services.replay.ring import Ring
 from services.replay.ring_folder import RingFolder, take_space
 
-PIECE_BYTES = 1 << 19  # of rows that are held in memory at once, which takes less than 0.1 ms
+PIECE_BYTES = 1 << 19  # of rows in memory at once: less than 0.1 ms, for which the first piece has the table's lock
 PAUSE_S = 1e-3  # between two pieces: the copy leaves others most of a core
 
 
@@ -59,7 +59,7 @@ class Snapshots:
     def __init__(
         self,
         source: RingFolder,
-        ring: Ring,
+        store: ItemStore,
         hold_log: Callable[[Path], Callable[[], int]],
         table_lock: ContextManager[Any],
     ) -> None:
@@ -67,12 +67,12 @@ class Snapshots:
 
         Args:
             source: the ring's folder.
-            ring: its columns.
+            store: its columns, and where chunks begin.
             hold_log: called with the table's lock held: see `FolderJournal.hold`.
             table_lock: held for the instant that the copy shows.
         """
         self._source = source
-        self._ring = ring
+        self._store = store
         self._hold_log = hold_log
         self._table_lock = table_lock
         self._one_at_a_time = threading.Lock()
@@ -117,7 +117,8 @@ class Snapshots:
         if not target.parent.is_dir():
             raise UserError(f"{str(target.parent)!r} is no folder of the replay's machine; make it first")
         stats = os.statvfs(target.parent)
-        need, free = column_bytes(self._ring.capacity, self._ring.schema), stats.f_bavail * stats.f_frsize
+        ring = self._store.ring
+        need, free = column_bytes(ring.capacity, ring.schema), stats.f_bavail * stats.f_frsize
         if need > free:
             raise UserError(
                 f"a snapshot takes {in_words(need)}, and {str(target.parent)!r} has {in_words(free)} left: free some "
@@ -125,7 +126,7 @@ class Snapshots:
             )
 
     def _copy(self, aside: Path) -> Tuple[int, int]:
-        ring = self._ring
+        ring = self._store.ring
         with ExitStack() as opened:
             files = {}
             for spec in all_columns(ring.schema):
@@ -135,6 +136,7 @@ class Snapshots:
             with self._table_lock:
                 head, ring_format = ring.committed, self._source.format
                 piece = _Piece.hold(ring, head)
+                first_keys, status = self._store.stamps.first_keys(), ring.status.copy()
                 copy_log = self._hold_log(aside / CHUNKS_FOLDER)
             num_bytes, oldest = copy_log() + column_bytes(ring.capacity, ring.schema), head
             while piece.first_key < oldest:
@@ -142,8 +144,8 @@ class Snapshots:
                 oldest = piece.first_key
                 _let_others_run()
                 piece = _Piece.hold(ring, oldest)
-        steps = _steps_from(oldest, head, aside, ring)
-        if steps == 0 and oldest > max(0, head - ring.capacity):
+        whole = first_keys[first_keys >= oldest]
+        if oldest > max(0, head - ring.capacity) and not len(whole):
             raise UserError("no chunk could be copied before it was overwritten; choose a larger ring")
         reserved = oldest + ring.capacity if oldest > 0 else head
         _write(aside / GUARDS_FILE, np.array([reserved, head], np.int64).tobytes())
@@ -152,7 +154,9 @@ class Snapshots:
         for file in aside.rglob("*"):
             if file.is_file():
                 _sync(file)
-        return steps, num_bytes
+        begin = int(whole.min(initial=head))
+        kept = [status[slots] for slots, _ in ring.segments(begin, head - begin)]
+        return sum(int(np.count_nonzero((part == OPEN) | (part == ITEM))) for part in kept), num_bytes
 
 
 @dataclass(frozen=True)
@@ -160,7 +164,7 @@ class _Piece:
     """Neighbouring rows in memory."""
 
     first_key: int
-    parts: List[Tuple[str, int, npt.NDArray[Any]]]  # column, where in its file, rows
+    parts: List[Tuple[str, int, npt.NDArray[Any]]]  # column, byte in its file, rows
 
     @classmethod
     def hold(cls, ring: Ring, end: int) -> _Piece:
@@ -179,16 +183,6 @@ class _Piece:
         for column, offset, rows in self.parts:
             if os.pwrite(files[column].fileno(), rows.data, offset) != rows.nbytes:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def _steps_from(oldest: int, head: int, aside: Path, ring: Ring) -> int:
-    """Steps of the whole chunks between two keys, which are those that come back when the copy is opened."""
-    history = read_history(aside / CHUNKS_FOLDER, 1, 0.0, capacity=ring.capacity, strict=False)
-    first_keys = history.chunks["first_key"]
-    begin = int(first_keys[first_keys >= oldest].min(initial=head))
-    status = np.fromfile(column_file(aside, "status"), np.uint8)
-    kept = [status[slots] for slots, _ in ring.segments(begin, head - begin)]
-    return sum(int(np.count_nonzero((part == OPEN) | (part == ITEM))) for part in kept)
 
 
 def _let_others_run() -> None:

@@ -107,7 +107,7 @@ class Table:
             clocks = {"now": clock, "wall": wall_clock}
             journal = open_journal(folder, self.store, self._admission, self._limiter, clocks)
             self._journal = journal
-            self._snapshots = Snapshots(folder, self.store.ring, journal.hold, self._lock)
+            self._snapshots = Snapshots(folder, self.store, journal.hold, self._lock)
         self.inspector = Inspector(self.store, self._admission, self._history, self._lock, clock)
         self._lives = Lives(self.store, self._admission, self._journal, clock, settings.max_actor_silence_s)
 

@@ -1,16 +1,19 @@
-"""Threads for calls that wait, and services to attack: in the clear, and with certificates and tokens."""
+"""Threads for calls that wait, services to attack (in the clear, and with certificates and tokens), and a training run."""
 
 from __future__ import annotations
 
 import io
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any, Callable, Iterator
 
 import pytest
 
 from services.cli import certs_command
+from tests.conftest import Serve
+from tests.fakes import FakeLog
 from tests.integration.attacked import Attacked, Chief, Replay
+from tests.training_run import Run
 
 
 @pytest.fixture
@@ -49,3 +52,10 @@ def attacked(request: Any, tmp_path: Path, pki: Path) -> Iterator[Attacked]:
         made.check_served()
     yield made
     made.stop()
+
+
+@pytest.fixture
+def run(tmp_path: Path, serve: Serve, log: FakeLog, free_address: Callable[[], str]) -> Run:
+    """A run's folder and its replay."""
+    pytest.importorskip("torch")
+    return Run(tmp_path, serve, log, free_address)

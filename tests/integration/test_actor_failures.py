@@ -243,7 +243,7 @@ def test_a_chief_that_is_away_parks_the_actor_when_its_parameters_are_too_old(
     eventually(lambda: acting.actor.parameters.waiting_for)  # no answer of the chief is on its way any more
     eventually(lambda: acting.actor.parameters.parked_for)
     # It may have parked and gone on before, on a machine that stalls: the last word counts.
-    eventually(lambda: [e for e in acting.log.events() if e in (parked, "acting goes on")][-1] == parked)
+    eventually(lambda: [e for e in acting.log.events() if e in (parked, "acting goes on")][-1:] == [parked])
     assert _stands_still(acting.produced)
     assert acting.metric("policy_age_seconds") > 0.5
     # The replay, which is there, is told: people ask it while the chief is away.
@@ -345,17 +345,15 @@ def test_a_step_that_hangs_is_named_to_whoever_asks_the_chief(
     peers.go("chief")
     peers.come("chief")
     failing_envs.GO_ON.clear()
-    acting = make_acting(**{"env.factory": "tests.failing_envs:make_hanging", "actor.max_step_s": 0.2})
+    acting = make_acting(**{"env.factory": "tests.failing_envs:make_hanging", "actor.max_step_s": 1.0})
 
     def told() -> str:
         return "".join(reader.waiting_for for reader in readers.living(5.0))
 
     eventually(lambda: told().startswith("the environment hangs: step has not returned for "))
     eventually(lambda: any("hangs: step has not returned" in event for event in acting.log.events("warning")))
-    hangs = [event for event in acting.log.events("warning") if "hangs: " in event]  # a stalled reset may be one
-    assert acting.metric("env_hangs_total") == len(hangs)
-    assert sum("hangs: step has not returned" in event for event in hangs) == 1
-    assert acting.metric("env_call_seconds") > 0.2
+    assert acting.metric("env_hangs_total") == 1
+    assert acting.metric("env_call_seconds") > 1.0
     failing_envs.GO_ON.set()
     eventually(lambda: told() == "")
     eventually(lambda: acting.produced() > 0)

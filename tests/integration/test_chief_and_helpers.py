@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Callable, Iterator, List, Optional, Tuple
 
@@ -13,9 +12,9 @@ import pytest
 from services.common.errors import EXIT_USER, UserError
 from services.common.lifecycle import Lifecycle
 from services.learner.helper_checkpoint import load_helper_state
-from tests.conftest import Eventually, Serve
+from tests.conftest import Eventually
 from tests.fakes import RUN_ID, SCHEMA, FakeClock, FakeLog, make_chunk
-from tests.integration.test_actor_to_learner import Run, _table
+from tests.training_run import Run, table_of
 
 
 class HelperLife:
@@ -49,11 +48,10 @@ class HelperLife:
 
 
 @pytest.fixture
-def run(tmp_path: Path, serve: Serve, log: FakeLog, free_address: Callable[[], str]) -> Run:
-    pytest.importorskip("torch")
-    made = Run(tmp_path, serve, log, free_address)
-    made.fill()
-    return made
+def run(run: Run) -> Run:
+    """A run that has experience."""
+    run.fill()
+    return run
 
 
 Help = Callable[..., HelperLife]
@@ -95,7 +93,7 @@ def data_come_with(run: Run, num_helpers: int) -> Iterator[None]:
         while run.log.events().count("a helper joins") < joined_before + num_helpers:
             if over.wait(0.005):
                 return
-        _table(run.servicer).insert("actor-0", 1, make_chunk(64, 2), max_wait_s=0)
+        table_of(run.servicer).insert("actor-0", 1, make_chunk(64, 2), max_wait_s=0)
 
     filler = threading.Thread(target=fill)
     filler.start()
@@ -279,7 +277,7 @@ def test_a_chief_that_waits_for_data_does_not_forget_its_helper(
         for _ in range(5):  # several leases
             clock.now_s += 20.0
             eventually(lambda: lease_ends_s[-1] == clock.now_s + 30.0)
-        _table(run.servicer).insert("actor-0", 1, make_chunk(64, 2), max_wait_s=0)
+        table_of(run.servicer).insert("actor-0", 1, make_chunk(64, 2), max_wait_s=0)
         chief.join(20)
         assert not chief.is_alive()
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 import threading
@@ -110,10 +111,10 @@ def test_readers_are_bounded(
 
 def test_a_burst_of_readers_finds_places_in_the_queue() -> None:
     server = MetricsServer("127.0.0.1", 0, "x.metrics_port", CollectorRegistry(), LISTEN_IN_THE_CLEAR)
-    waiting = [socket.create_connection(("127.0.0.1", server.port), 0.9) for _ in range(100)]  # nobody is let in yet
-    server.stop()
-    for connection in waiting:
-        connection.close()
+    with contextlib.ExitStack() as opened:
+        opened.callback(server.stop)
+        for _ in range(100):  # nobody is let in yet
+            opened.enter_context(socket.create_connection(("127.0.0.1", server.port), 0.9))
 
 
 def _was_hung_up_on(connection: socket.socket) -> bool:

@@ -13,25 +13,11 @@ from services.common.ring_layout import RingFormat
 from services.common.schema import ActionSpec, Schema, TensorSpec
 from services.replay.ring_folder import RingFolder
 from services.replay.table import Table, TableSettings
+from tests.fakes import FakeClock
 
 SCHEMA = Schema((TensorSpec("policy", "float32", (2,)),), ActionSpec((-1.0,), (1.0,)))
 MakeChunk = Callable[..., Chunk]
 MakeTable = Callable[..., Table]
-
-
-class FakeClock:
-    """Seconds that stand still until they are told to move."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-@pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
 
 
 @pytest.fixture

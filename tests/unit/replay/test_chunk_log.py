@@ -29,16 +29,25 @@ def test_the_log_stays_small_and_the_table_comes_back_from_any_of_its_segments(
     assert segments_in(durable.path / "chunks")[0].number >= 3
 
 
-def test_a_copy_that_cannot_be_written_leaves_no_file_open(make_durable: Any, make_chunk: Any, tmp_path: Path) -> None:
+def test_a_copy_that_fails_leaves_no_file_open(
+    make_durable: Any, make_chunk: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     durable = make_durable(capacity=1 << 16)
     for sequence in range(4000):
         durable.table.insert("a", 1, make_chunk(T=2, sequence=sequence), max_wait_s=0.0)
-    assert len(segments_in(durable.path / "chunks")) > 2
-    before = open_files_below(durable.path / "chunks")
+    chunks = durable.path / "chunks"
+    segments = segments_in(chunks)
+    assert len(segments) > 2
+    before = open_files_below(chunks)
     copy = durable.folder.log.copy_into(tmp_path / "nowhere")
+    assert len(open_files_below(chunks)) == len(before) + len(segments)
     with pytest.raises(FileNotFoundError):
         copy()
-    assert open_files_below(durable.path / "chunks") == before
+    assert open_files_below(chunks) == before
+    monkeypatch.setattr(durable.folder.log, "_segments", [*segments, segments[0]._replace(file=chunks / "gone")])
+    with pytest.raises(FileNotFoundError):
+        durable.folder.log.copy_into(tmp_path)
+    assert open_files_below(chunks) == before
 
 
 def _fill_with_news(durable: Any, make_chunk: Any, num_news: int, sequence: int) -> int:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from services.common.errors import UserError
-from services.replay.footprint import row_bytes
 from services.replay.inspect_folder import main
+from tests.table_states import hold_pieces_of
 
 
 def test_a_ring_in_use_is_described(make_durable: Any, feed: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,8 +47,7 @@ def test_a_copy_that_holds_less_than_its_log_tells_says_so(
     durable = make_durable(capacity=64)
     feed(durable.table, 8)
     durable.table.snapshot(tmp_path / "whole")
-    monkeypatch.setattr("services.replay.snapshot.PIECE_BYTES", 16 * row_bytes(durable.table.schema))
-    monkeypatch.setattr("services.replay.snapshot._let_others_run", lambda: feed(durable.table, 6, first=8))
+    hold_pieces_of(16, durable.table, monkeypatch, lambda: feed(durable.table, 6, first=8))
     durable.table.snapshot(tmp_path / "part")
     assert main([str(tmp_path / "whole"), "--check"]) == 0
     out = capsys.readouterr().out
@@ -57,7 +56,7 @@ def test_a_copy_that_holds_less_than_its_log_tells_says_so(
     assert main([str(tmp_path / "part"), "--check"]) == 0
     out = capsys.readouterr().out
     assert "rows           16 of 64, keys 48 to 64" in out
-    assert "a copy         in part: older rows were overwritten before they were copied" in out
+    assert "a copy         in part: older rows were overwritten before" in out
     assert "2 in the ring" in out
 
 

@@ -14,9 +14,9 @@ import pytest
 from services.common.errors import UserError
 from services.common.ring_layout import CHUNKS_FOLDER, GUARDS_FILE
 from services.replay.admission import InsertStatus
-from services.replay.footprint import column_bytes, row_bytes
+from services.replay.footprint import column_bytes
 from services.replay.items import StepOutcome
-from tests.table_states import open_files_below
+from tests.table_states import hold_pieces_of, open_files_below
 
 
 def test_a_copy_opens_like_any_ring(make_durable: Any, feed: Any, make_chunk: Any, tmp_path: Path) -> None:
@@ -40,12 +40,6 @@ def test_a_copy_opens_like_any_ring(make_durable: Any, feed: Any, make_chunk: An
     assert table.insert("a", 1, make_chunk(sequence=6), max_wait_s=0.0).status is InsertStatus.APPLIED
 
 
-def _hold_pieces_of(num_rows: int, table: Any, patches: Any, meanwhile: Callable[[], Any]) -> None:
-    """A copy goes on by `num_rows` at a time, and `meanwhile` is called after each."""
-    patches.setattr("services.replay.snapshot.PIECE_BYTES", num_rows * row_bytes(table.store.ring.schema))
-    patches.setattr("services.replay.snapshot._let_others_run", meanwhile)
-
-
 @pytest.mark.parametrize(
     ("chunks_a_piece", "kept", "pieces"),
     # The copy goes backwards from key 80 by 16 rows a piece, the writer forwards from key 16 by 8 rows a chunk.
@@ -62,7 +56,7 @@ def test_however_fast_the_ring_is_overwritten_a_copy_keeps_the_rows_from_where_t
         calls.append(chunks_a_piece)
         feed(durable.table, chunks_a_piece, first=sum(calls[:-1]) + 10, reward=9.0)
 
-    _hold_pieces_of(16, durable.table, monkeypatch, insert_meanwhile)
+    hold_pieces_of(16, durable.table, monkeypatch, insert_meanwhile)
     copied = durable.table.snapshot(tmp_path / "copy")
     assert (copied.steps, len(calls)) == (kept, pieces)
     durable.drop()
@@ -89,7 +83,7 @@ def test_rows_that_are_overwritten_while_they_are_held_are_given_up(
                 feed(durable.table, 3, first=10, reward=9.0)
         return column(name)
 
-    _hold_pieces_of(16, durable.table, monkeypatch, lambda: None)
+    hold_pieces_of(16, durable.table, monkeypatch, lambda: None)
     monkeypatch.setattr(ring, "column", insert_meanwhile)
     assert durable.table.snapshot(tmp_path / "copy").steps == 40
     assert len(held) == 3
@@ -121,7 +115,7 @@ def test_the_newest_rows_are_of_the_instant_of_the_log(
 ) -> None:
     durable = make_durable(capacity=64)
     feed(durable.table, 10)
-    _hold_pieces_of(16, durable.table, monkeypatch, lambda: None)
+    hold_pieces_of(16, durable.table, monkeypatch, lambda: None)
     lock = _ThenInsert(durable.table._lock, lambda: feed(durable.table, chunks, first=10, reward=9.0))
     monkeypatch.setattr(durable.table._snapshots, "_table_lock", lock)
     assert durable.table.snapshot(tmp_path / "copy").steps == kept
@@ -144,7 +138,7 @@ def test_the_guards_of_a_copy_tell_what_it_holds(
 ) -> None:
     durable = make_durable(capacity=64)
     feed(durable.table, chunks)
-    _hold_pieces_of(16, durable.table, monkeypatch, lambda: feed(durable.table, meanwhile, first=chunks, reward=9.0))
+    hold_pieces_of(16, durable.table, monkeypatch, lambda: feed(durable.table, meanwhile, first=chunks, reward=9.0))
     copied = durable.table.snapshot(tmp_path / "copy")
     assert _guards(tmp_path / "copy") == guards
     log_bytes = sum(file.stat().st_size for file in (tmp_path / "copy" / CHUNKS_FOLDER).iterdir())
@@ -179,10 +173,23 @@ def test_a_copy_of_no_whole_chunk_is_refused(
             durable.table.insert("a", 1, make_chunk(T=12, sequence=next(sequence)), max_wait_s=0.0)
 
     insert()  # a piece holds 16 rows, and a chunk has 24
-    _hold_pieces_of(16, durable.table, monkeypatch, insert)
+    hold_pieces_of(16, durable.table, monkeypatch, insert)
     with pytest.raises(UserError, match="no chunk could be copied before it was overwritten; choose a larger ring"):
         durable.table.snapshot(tmp_path / "copy")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ring-0"]
+
+
+def test_steps_that_an_actor_gives_up_meanwhile_come_back_with_the_copy(
+    make_durable: Any, feed: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    durable = make_durable(capacity=64)
+    feed(durable.table, 1, actor="slow")
+    feed(durable.table, 5)
+    hold_pieces_of(16, durable.table, monkeypatch, lambda: feed(durable.table, 1, actor="slow", incarnation=2))
+    copied = durable.table.snapshot(tmp_path / "copy")
+    assert durable.table.store.counters.lost_tail == 2  # the last step of the life before, in two lanes
+    durable.drop()
+    assert copied.steps == durable.open(tmp_path / "copy").store.counters.resident == 48
 
 
 def test_rows_of_keys_that_a_restart_gave_up_are_no_steps(make_durable: Any, feed: Any, tmp_path: Path) -> None:
