@@ -1,4 +1,4 @@
-"""Threads for calls that wait, services to attack (in the clear, and with certificates and tokens), and a training run."""
+"""Threads for calls that wait, services to attack (in the clear and with certificates), and a training run."""
 
 from __future__ import annotations
 
