@@ -101,10 +101,7 @@ def describe(folder: Path, ring_format: RingFormat, history: History) -> Iterato
     yield "items", f"of n_step {ring_format.n_step} and discount {ring_format.discount:g}"
     yield "rows", f"{rows} of {ring_format.capacity}, keys {counts.reserved - rows} to {counts.reserved}"
     if rows < min(counts.reserved, ring_format.capacity):
-        yield (
-            "a copy",
-            "in part: older rows were overwritten before; the items and steps below are its log's",
-        )
+        yield "a copy", "in part: older rows were overwritten before; the items and steps below are its log's"
     yield "can be drawn", f"{steps.resident - steps.unripe} items"
     for name, count in vars(steps).items():
         yield "steps", f"{name} {count}"

@@ -48,7 +48,7 @@ PAUSE_S = 1e-3  # between two pieces: the copy leaves others most of a core
 class Copied:
     """What a snapshot brought."""
 
-    steps: int  # acknowledged steps of the chunks that are whole in the copy
+    steps: int  # that come back when the copy is opened: those of its whole chunks
     num_bytes: int
     seconds: float
 
@@ -154,9 +154,13 @@ class Snapshots:
         for file in aside.rglob("*"):
             if file.is_file():
                 _sync(file)
-        begin = int(whole.min(initial=head))
-        kept = [status[slots] for slots, _ in ring.segments(begin, head - begin)]
-        return sum(int(np.count_nonzero((part == OPEN) | (part == ITEM))) for part in kept), num_bytes
+        return _count_steps(ring, status, int(whole.min(initial=head)), head), num_bytes
+
+
+def _count_steps(ring: Ring, status: npt.NDArray[np.uint8], begin: int, end: int) -> int:
+    """Steps between two keys by the status of all rows, <uint8>[capacity], at the instant that the copy shows."""
+    parts = [status[slots] for slots, _ in ring.segments(begin, end - begin)]
+    return sum(int(np.count_nonzero((part == OPEN) | (part == ITEM))) for part in parts)
 
 
 @dataclass(frozen=True)

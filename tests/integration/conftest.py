@@ -1,15 +1,18 @@
-"""Threads for calls that wait, services to attack (in the clear and with certificates), and a training run."""
+"""Threads for calls that wait, services to attack (in the clear and with certificates), a training run, and actors."""
 
 from __future__ import annotations
 
 import io
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Callable, Iterator
+from typing import Any, Callable, Iterator, List
 
 import pytest
 
+from services.actor import chunk_sender
 from services.cli import certs_command
+from tests import failing_envs
+from tests.acting_parties import Acting, Peers
 from tests.conftest import Serve
 from tests.fakes import FakeLog
 from tests.integration.attacked import Attacked, Chief, Replay
@@ -59,3 +62,30 @@ def run(tmp_path: Path, serve: Serve, log: FakeLog, free_address: Callable[[], s
     """A run's folder and its replay."""
     pytest.importorskip("torch")
     return Run(tmp_path, serve, log, free_address)
+
+
+@pytest.fixture
+def peers(free_address: Callable[[], str]) -> Iterator[Peers]:
+    """A replay and a chief that are there."""
+    made = Peers(free_address)
+    made.come("replay", "chief")
+    yield made
+    made.go(*made._servers)
+
+
+@pytest.fixture
+def make_acting(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Acting]]:
+    """Makes actors of `peers`, which act until the test ends."""
+    # What is delivered in a stop and what is dropped does not depend on how busy the machine is.
+    monkeypatch.setattr(chunk_sender, "FLUSH_BUDGET_S", 12.0)
+    made: List[Acting] = []
+
+    def make(**changes: Any) -> Acting:
+        made.append(Acting(peers, **changes))
+        return made[-1]
+
+    yield make
+    failing_envs.GO_ON.set()
+    for acting in made:
+        acting.life.stop("the test is over")
+        acting._thread.join(15)

@@ -1,181 +1,29 @@
-"""An actor whose replay, chief or environment fails, with real servers: what it does meanwhile, says, and loses."""
+"""An actor whose replay or chief is away, another or refuses it, with real servers: what it does, says, and loses."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-import threading
 import time
-from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional
+from typing import Any, Callable, Dict, List
 
-import grpc
 import numpy as np
 import pytest
-import safetensors.numpy
 
-from services.actor import chunk_sender
-from services.actor.actor import Actor
 from services.actor.evaluator.__main__ import run as evaluate
-from services.agent.networks import initial_parameters
 from services.common.chunk import Chunk
-from services.common.codec import decode_chunk
 from services.common.config.load import load
 from services.common.errors import EXIT_USER, UserError
 from services.common.lifecycle import Lifecycle
-from services.common.rpc import Server
-from services.common.run_folder import RunFolder
-from services.learner.parameter_service import ParameterServicer, Readers, Status, add_to_server
-from services.learner.parameter_store import ACT, ParameterStore
-from services.learner.version_reservation import VersionReservation
-from services.replay.servicer import ReplayServicer
-from services.replay.table import Table, TableSettings
-from shoal.v1 import parameters_pb2, parameters_pb2_grpc, replay_pb2_grpc
-from tests import failing_envs
+from tests.acting_parties import (
+    CHUNK_STEPS,
+    LANES,
+    Peers,
+    flags_of,
+)
 from tests.conftest import Eventually
-from tests.fakes import RUN_ID, FakeChief, FakeLog
-
-ADD_REPLAY = replay_pb2_grpc.add_ReplayServiceServicer_to_server
-ADD_CHIEF = parameters_pb2_grpc.add_ParameterServiceServicer_to_server  # a fake, whose answers are messages
-LANES, CHUNK_STEPS = 4, 5
-
-
-def _parameters() -> Dict[str, Any]:
-    rng = np.random.default_rng(0)
-    return {
-        **initial_parameters("policy", (6, 8, 1), rng),
-        **initial_parameters("critics", (7, 8, 1), rng, stack=2),
-    }
-
-
-class Replay(ReplayServicer):
-    """The real one; keeps the chunks that it applied."""
-
-    def __init__(self) -> None:
-        settings = TableSettings(capacity=20_000, n_step=3, max_batch_size=64)
-        super().__init__(
-            run_id=RUN_ID,
-            incarnation=1,
-            make_table=lambda schema: Table(settings, schema, clock=time.monotonic),
-            log=FakeLog(),
-            fail=pytest.fail,
-        )
-        self.chunks: List[Chunk] = []
-        self.knows_tokens = True
-        self.num_refused = 0
-
-    def Insert(self, request: Any, context: Any) -> Any:  # noqa: N802
-        if not self.knows_tokens:
-            self.num_refused += 1
-            context.abort(grpc.StatusCode.UNAUTHENTICATED, "this service does not know the caller's token")
-        response = super().Insert(request, context)
-        if response.status == 1 and request.HasField("chunk"):
-            self.chunks.append(decode_chunk(request.chunk))
-        return response
-
-    def info(self) -> Any:
-        assert self.table is not None
-        assert self.table.check_valid() is None
-        return self.table.info()
-
-
-class Peers:
-    """A replay and a chief, which can go away and come back at their addresses."""
-
-    def __init__(self, free_address: Callable[[], str]) -> None:
-        self.replay, self.chief, self.add_chief = Replay(), FakeChief(), ADD_CHIEF
-        self.chief.version, self.chief.data = 1, safetensors.numpy.save(_parameters())
-        self.addresses = {"replay": free_address(), "chief": free_address()}
-        self._servers: Dict[str, Server] = {}
-
-    def come(self, *names: str) -> None:
-        for name in names:
-            server = Server(self.addresses[name], max_workers=8, option_name="test.address")
-            server.add(*((ADD_REPLAY, self.replay) if name == "replay" else (self.add_chief, self.chief)))
-            server.start()
-            self._servers[name] = server
-
-    def go(self, *names: str) -> None:
-        for name in names:
-            self._servers.pop(name).stop(0)
-
-
-@pytest.fixture
-def peers(free_address: Callable[[], str]) -> Iterator[Peers]:
-    made = Peers(free_address)
-    made.come("replay", "chief")
-    yield made
-    made.go(*made._servers)
-
-
-def _flags(peers: Peers, **changes: Any) -> List[str]:
-    values: Dict[str, Any] = {
-        "run.name": RUN_ID,
-        "env.factory": "tests.failing_envs:make_paced",
-        "env.lanes": LANES,
-        "td3.hidden_sizes": "[8]",
-        "replay.addresses": peers.addresses["replay"],
-        "learner.address": peers.addresses["chief"],
-        "actor.index": 0,
-        "actor.count": 1,
-        "actor.chunk_steps": CHUNK_STEPS,
-        "actor.buffer_chunks": 2,
-        "actor.poll_period_s": 0.05,
-        "actor.max_policy_age_s": 30,
-        **changes,
-    }
-    return [f"--{key}={value}" for key, value in values.items() if value is not None]
-
-
-class Acting:
-    """An actor on a thread, as its `__main__` runs it."""
-
-    def __init__(self, peers: Peers, **changes: Any) -> None:
-        self.life, self.log = Lifecycle(), FakeLog()
-        self.actor = Actor(load(None, _flags(peers, **changes)).config, self.life, self.log)
-        self.failure: Optional[BaseException] = None
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            try:
-                self.actor.run()
-            finally:
-                self.actor.stop()
-        except BaseException as error:  # noqa: BLE001 (the test's thread must not swallow it)
-            self.failure = error
-
-    def metric(self, name: str) -> Any:
-        return self.actor._metrics.registry.get_sample_value(f"shoal_actor_{name}", {"run": RUN_ID})
-
-    def produced(self) -> int:
-        return int(self.metric("produced_steps_total"))
-
-    def finish(self) -> None:
-        self.life.stop("the test is over")
-        self._thread.join(15)
-        assert not self._thread.is_alive()
-        if self.failure is not None:
-            raise self.failure
-
-
-@pytest.fixture
-def make_acting(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Acting]]:
-    # What is delivered in a stop and what is dropped does not depend on how busy the machine is.
-    monkeypatch.setattr(chunk_sender, "FLUSH_BUDGET_S", 12.0)
-    made: List[Acting] = []
-
-    def make(**changes: Any) -> Acting:
-        made.append(Acting(peers, **changes))
-        return made[-1]
-
-    yield make
-    failing_envs.GO_ON.set()
-    for acting in made:
-        acting.life.stop("the test is over")
-        acting._thread.join(15)
+from tests.fakes import FakeLog
 
 
 def _stands_still(count: Callable[[], int], seconds: float = 0.4) -> bool:
@@ -310,57 +158,6 @@ def test_the_same_seed_makes_the_same_steps_in_each_lane_group(
     assert (first[0][0].action != first[1][0].action).any()
 
 
-def test_a_group_that_fails_ends_the_actor_with_its_error(
-    peers: Peers, make_acting: Any, eventually: Eventually
-) -> None:
-    acting = make_acting(
-        **{"actor.lane_groups": 2, "env.factory": "tests.failing_envs:make_exploding", "env.kwargs": "{ after = 30 }"}
-    )
-    eventually(lambda: not acting._thread.is_alive())
-    with pytest.raises(ValueError, match="physics exploded"):
-        acting.finish()
-    assert peers.replay.info().steps.acknowledged == acting.produced()
-
-
-def test_a_step_that_hangs_is_named_to_whoever_asks_the_chief(
-    tmp_path: Path, peers: Peers, make_acting: Any, eventually: Eventually
-) -> None:
-    store = ParameterStore(VersionReservation(tmp_path / "versions.json"))
-    store.publish({ACT: _parameters()}, 0)
-    readers = Readers(time.monotonic, 1)
-    peers.chief = ParameterServicer(  # type: ignore[assignment]
-        run_id=RUN_ID,
-        incarnation=1,
-        store=store,
-        readers=readers,
-        folder=RunFolder(tmp_path),
-        status=Status(run_state=parameters_pb2.RUN_STATE_TRAINING),
-        num_actors=1,
-        max_updates=10,
-        waiting_for=lambda: "",
-        fail=pytest.fail,
-        log=FakeLog(),
-    )
-    peers.add_chief = add_to_server  # type: ignore[assignment]
-    peers.go("chief")
-    peers.come("chief")
-    failing_envs.GO_ON.clear()
-    acting = make_acting(**{"env.factory": "tests.failing_envs:make_hanging", "actor.max_step_s": 1.0})
-
-    def told() -> str:
-        return "".join(reader.waiting_for for reader in readers.living(5.0))
-
-    eventually(lambda: told().startswith("the environment hangs: step has not returned for "))
-    eventually(lambda: any("hangs: step has not returned" in event for event in acting.log.events("warning")))
-    assert acting.metric("env_hangs_total") == 1
-    assert acting.metric("env_call_seconds") > 1.0
-    failing_envs.GO_ON.set()
-    eventually(lambda: told() == "")
-    eventually(lambda: acting.produced() > 0)
-    eventually(lambda: "the environment goes on" in acting.log.events("info"))
-    acting.finish()
-
-
 @pytest.mark.parametrize(
     ("hidden_sizes", "difference"),
     [
@@ -384,7 +181,7 @@ def test_a_chief_of_other_networks_is_a_mistake_to_mend(
 
     def live() -> None:
         if who == "evaluator":
-            evaluate(load(None, _flags(peers, **values)).config, Lifecycle(), FakeLog())
+            evaluate(load(None, flags_of(peers, **values)).config, Lifecycle(), FakeLog())
             return
         acting = make_acting(**values)
         acting._thread.join(15)
@@ -396,36 +193,8 @@ def test_a_chief_of_other_networks_is_a_mistake_to_mend(
     assert [chunk.num_valid for chunk in peers.replay.chunks if chunk.num_valid] == []  # nothing was acted
 
 
-@pytest.mark.parametrize(
-    ("how", "code", "said"),
-    [
-        ("os._exit", 7, ""),
-        ("sys.exit", 1, "shoal actor: environment 'tests.failing_envs:make_ending': the environment ended the process"),
-        ("raise", 1, "ValueError: physics exploded"),
-    ],
-)
-def test_a_simulator_that_breaks_down_ends_the_process_and_a_new_life_takes_over(
-    how: str, code: int, said: str, peers: Peers
-) -> None:
-    ending = {"env.factory": "tests.failing_envs:make_ending", "env.kwargs": f'{{ how = "{how}", after = 40 }}'}
-    command = [sys.executable, "-m", "services.actor", *_flags(peers, **ending, **{"actor.name": "actor-0"})]
-    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    incarnations, acknowledged = [], []
-    for _ in range(2):
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environ)
-        assert ended.returncode == code, ended.stderr
-        assert said in ended.stderr
-        if how == "sys.exit":
-            assert len(ended.stderr.splitlines()) == 1
-        info = peers.replay.info()
-        incarnations.append(info.actors[0].incarnation)
-        acknowledged.append(info.steps.acknowledged)
-    assert incarnations[0] != incarnations[1]
-    assert 0 < acknowledged[0] < acknowledged[1]
-
-
 def test_an_actor_whose_token_was_withdrawn_ends_as_asked(peers: Peers) -> None:
-    command = [sys.executable, "-m", "services.actor", *_flags(peers, **{"actor.name": "actor-0"})]
+    command = [sys.executable, "-m", "services.actor", *flags_of(peers, **{"actor.name": "actor-0"})]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ) as process:
         try:

@@ -39,6 +39,7 @@ def test_a_stop_without_a_replay_keeps_its_budget_and_counts_what_is_lost(
     assert sender.dropped_steps == {"stopped": 4 * STEPS}
 
 
+@pytest.mark.usefixtures("sender_time")
 @pytest.mark.parametrize("is_queued_before", [True, False])
 def test_a_stop_while_the_replay_refuses_the_token_drops_what_is_left_and_says_why(
     is_queued_before: bool,
@@ -48,7 +49,6 @@ def test_a_stop_while_the_replay_refuses_the_token_drops_what_is_left_and_says_w
     lifecycle: Lifecycle,
     log: FakeLog,
     eventually: Eventually,
-    sender_time: SenderTime,
 ) -> None:
     sender = make_sender(serve(ADD, replay))
     lifecycle.spawn("sender", sender.run)
